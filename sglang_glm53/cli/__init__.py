@@ -1,0 +1,2 @@
+"""The glm53 command."""
+def main(): pass

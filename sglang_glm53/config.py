@@ -1,0 +1,50 @@
+"""Owns the environment: the three GLM53_* variables, read once and checked."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+KERNEL_CHOICES = ("auto", "torch", "emulated", "cuda")
+PREFIX = "GLM53_"
+
+
+@dataclass(frozen=True)
+class Config:
+    """The environment's settings.
+
+    kernels: GLM53_KERNELS, which implementation of our ops runs (default "auto").
+    disabled: GLM53_DISABLE, comma list of fusion stems that stay off.
+    allow_untested: GLM53_ALLOW_UNTESTED=1 turns the SGLang version check, and only that, into a warning.
+    """
+
+    kernels: str = "auto"
+    disabled: frozenset[str] = frozenset()
+    allow_untested: bool = False
+
+
+def read(environ: Mapping[str, str] | None = None, stems: frozenset[str] = frozenset()) -> Config:
+    """Read and check the environment.
+
+    environ: the variables, os.environ by default. stems: the fusion stems that GLM53_DISABLE may name.
+    Raises ValueError, naming every bad variable and the values it takes.
+    """
+    env = os.environ if environ is None else environ
+    known = {"GLM53_KERNELS", "GLM53_DISABLE", "GLM53_ALLOW_UNTESTED"}
+    problems = [
+        f"{name} is not a variable of this package; it reads {', '.join(sorted(known))}"
+        for name in sorted(env)
+        if name.startswith(PREFIX) and name not in known
+    ]
+    kernels = env.get("GLM53_KERNELS", "auto")
+    if kernels not in KERNEL_CHOICES:
+        problems.append(f"GLM53_KERNELS={kernels!r}: use one of {', '.join(KERNEL_CHOICES)}")
+    disabled = frozenset(stem.strip() for stem in env.get("GLM53_DISABLE", "").split(",") if stem.strip())
+    for stem in sorted(disabled - stems):
+        choice = f"use any of {', '.join(sorted(stems))}" if stems else "this version has no fusion to disable"
+        problems.append(f"GLM53_DISABLE names {stem!r}: {choice}")
+    allow = env.get("GLM53_ALLOW_UNTESTED", "0")
+    if allow not in ("0", "1"):
+        problems.append(f"GLM53_ALLOW_UNTESTED={allow!r}: use 0 or 1")
+    if problems:
+        raise ValueError("; ".join(problems))
+    return Config(kernels, disabled, allow == "1")
