@@ -1,0 +1,54 @@
+"""What SGLang takes from CUDA without asking the platform, answered for the reference platform."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+# Argument resolution asks CUDA for a capability before any platform is consulted
+# (arg_groups/overrides.py:509); Hopper's answer selects the layouts that the pools here have.
+STAND_IN_CAPABILITY = (9, 0)
+
+
+def stand_in_for_cuda() -> None:
+    """Answer torch.cuda's capability and synchronize. Raises RuntimeError when there is a GPU to ask."""
+    if torch.cuda.is_available():
+        raise RuntimeError(
+            "SGLANG_PLATFORM=glm53_cpu needs a process that sees no GPU: set CUDA_VISIBLE_DEVICES= (empty)"
+        )
+    torch.cuda.get_device_capability = lambda device=None: STAND_IN_CAPABILITY
+    torch.cuda.synchronize = lambda device=None: None
+
+
+def rope_without_device(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """AROUND get_rope_wrapper: the device "cpu" would choose an embedding that needs AMX; leave it out."""
+    kwargs.pop("device", None)
+    return original(*args[:8], **kwargs, device=None)
+
+
+def threads_for_rank(original: Callable[..., Any], *, numa_index: int, world_size: int) -> Any:
+    """AROUND init_threads_binding: share the cores when there are more ranks than NUMA nodes.
+
+    Upstream asserts then, unless SGLANG_CPU_OMP_THREADS_BIND is set (utils/numa_utils.py:460).
+    """
+    from sglang.srt.utils import numa_utils
+
+    if world_size <= len(numa_utils.get_cpu_ids_by_node()):
+        return original(numa_index=numa_index, world_size=world_size)
+    cores = sorted(os.sched_getaffinity(0))
+    share = max(1, len(cores) // world_size)
+    torch.set_num_threads(share)
+    first = numa_index * share % len(cores)
+    return ",".join(str(core) for core in cores[first : first + share])
+
+
+def allow_cpu_copies() -> None:
+    """Set the module flags by which upstream picks host copies over pinned memory and a Triton memcpy."""
+    import sglang.srt.layers.dp_attention as dp_attention
+    import sglang.srt.model_executor.forward_batch_info as forward_batch_info
+
+    forward_batch_info._is_cpu = True
+    dp_attention.memcpy_func = dp_attention.memcpy_cpu

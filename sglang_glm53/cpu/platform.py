@@ -1,0 +1,67 @@
+"""The reference platform: SGLang's platform interface for GLM-5.3 on a machine without a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.platforms.cpu import CpuDeviceMixin
+from sglang.srt.platforms.device_mixin import PlatformEnum
+from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
+
+# Without it SGLang sizes the pool by free memory, and a laptop would touch all of it.
+DEFAULT_MAX_TOTAL_TOKENS = 32_768
+
+
+class Glm53CpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]
+    """Runs the whole serving stack in torch and gloo. For tests and demos; not for production serving."""
+
+    _enum = PlatformEnum.OOT
+    device_name = "cpu"
+    device_type = "cpu"
+    # PyNccl's callers are served by collectives.GlooCommunicator.
+    capabilities = PlatformCapabilities(supports_pynccl=True)
+
+    def apply_server_args_defaults(self, server_args: Any) -> None:
+        from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, with_phase
+
+        # SGLang's own CPU rule ran before this and wrote its default (arg_groups/platform_hook.py:158).
+        if server_args.attention_backend in (None, "intel_amx", "torch_native"):
+            server_args.attention_backend = "dsa"
+        config = server_args.cuda_graph_config
+        for phase in (Phase.DECODE, Phase.PREFILL):
+            config = with_phase(config, phase, backend=Backend.DISABLED)
+        server_args.cuda_graph_config = config
+        if server_args.max_total_tokens is None:
+            server_args.max_total_tokens = DEFAULT_MAX_TOTAL_TOKENS
+
+    def get_default_attention_backend(self) -> str:
+        return "dsa"
+
+    def get_dispatch_key_name(self) -> str:
+        return "glm53_cpu"
+
+    def get_compile_backend(self, mode: str | None = None) -> str:
+        return "eager"
+
+    def get_device(self, device_id: int = 0) -> str:
+        # Argument resolution splits the name at ":", which a torch.device does not offer.
+        return "cpu"
+
+    def get_kv_pool_cls(self, *, kind: str) -> type | None:
+        if kind != "dsa":
+            return None
+        from sglang_glm53.cpu.pools import pool_class
+
+        return pool_class()
+
+    def init_backend(self) -> None:
+        # Nothing may be compiled while serving: upstream's one compiled function here took 30 s, cold.
+        torch.compiler.set_stance("force_eager")
+        from sglang.srt.plugins import load_plugins
+
+        from sglang_glm53.cpu.ops import register_ops
+
+        # Entry points such as sglang.benchmark.one_batch never load the plugins themselves.
+        load_plugins()
+        register_ops()

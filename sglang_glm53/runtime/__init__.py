@@ -1,0 +1,1 @@
+"""Owns the SGLang-facing model code: the model classes, their weight loading and their status."""

@@ -1,0 +1,75 @@
+"""GLM-5.3's model classes: SGLang's DeepSeek classes with every layer of ours in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from sglang.srt.models import deepseek_v2
+from sglang.srt.models.deepseek_v2 import DeepseekV2DecoderLayer, DeepseekV2Model
+from sglang.srt.models.glm4_moe import GlmMoeDsaForCausalLM
+
+from sglang_glm53.geometry import Geometry
+from sglang_glm53.runtime import loading
+from sglang_glm53.runtime.attention import Glm53Attention
+from sglang_glm53.runtime.indexer import Glm53Indexer
+from sglang_glm53.runtime.moe import Glm53MoE, Glm53MoEGate
+
+
+class Glm53DecoderLayer(DeepseekV2DecoderLayer):  # type: ignore[misc]
+    """One decoder layer of GLM-5.3."""
+
+
+# Two-batch overlap picks its strategy by this name (batch_overlap/operations_strategy.py:37).
+Glm53DecoderLayer.__name__ = "DeepseekV2DecoderLayer"
+
+
+class Glm53Model(DeepseekV2Model):  # type: ignore[misc]
+    """The decoder stack."""
+
+
+LAYER_CLASSES: dict[str, type] = {
+    "DeepseekV2DecoderLayer": Glm53DecoderLayer,
+    "DeepseekV2AttentionMLA": Glm53Attention,
+    "DeepseekV2MoE": Glm53MoE,
+    "MoEGate": Glm53MoEGate,
+    "Indexer": Glm53Indexer,
+}
+
+
+@contextmanager
+def built_from(classes: dict[Any, dict[str, type]]) -> Iterator[None]:
+    """While open, the given modules build with the given classes.
+
+    classes: module -> {global name: class}. Upstream's constructors name the classes of their parts as
+    module globals (models/deepseek_v2.py:2117, 2610, 2637, 2959) and offer no other seam; the alternative is
+    a copy of four constructors. One thread builds models, and the globals are back before any forward runs.
+    """
+    saved = {module: {name: getattr(module, name) for name in names} for module, names in classes.items()}
+    try:
+        for module, names in classes.items():
+            for name, cls in names.items():
+                setattr(module, name, cls)
+        yield
+    finally:
+        for module, names in saved.items():
+            for name, cls in names.items():
+                setattr(module, name, cls)
+
+
+class Glm53ForCausalLM(GlmMoeDsaForCausalLM):  # type: ignore[misc]
+    """GLM-5.3 as SGLang serves it with --model-impl glm53.
+
+    config: the HF config (GlmMoeDsaConfig). Source: SGLang 0.5.23, models/glm4_moe.py:1284.
+    """
+
+    def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
+        self.geometry = Geometry.from_config(config)
+        with built_from({deepseek_v2: {**LAYER_CLASSES, "DeepseekV2Model": Glm53Model}}):
+            super().__init__(config, quant_config, prefix)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], is_nextn: bool = False) -> None:
+        """Load a checkpoint's tensors, strictly (see runtime/loading.py)."""
+        loading.load_strictly(self, weights, super().load_weights, draft=False)
