@@ -31,7 +31,7 @@ def read(environ: Mapping[str, str] | None = None, stems: frozenset[str] = froze
     env = os.environ if environ is None else environ
     known = {"GLM53_KERNELS", "GLM53_DISABLE", "GLM53_ALLOW_UNTESTED"}
     problems = [
-        f"{name} is not a variable of this package; it reads {', '.join(sorted(known))}"
+        f"{name} is not a variable of this package, which reads {', '.join(sorted(known))}"
         for name in sorted(env)
         if name.startswith(PREFIX) and name not in known
     ]
@@ -40,7 +40,9 @@ def read(environ: Mapping[str, str] | None = None, stems: frozenset[str] = froze
         problems.append(f"GLM53_KERNELS={kernels!r}: use one of {', '.join(KERNEL_CHOICES)}")
     disabled = frozenset(stem.strip() for stem in env.get("GLM53_DISABLE", "").split(",") if stem.strip())
     for stem in sorted(disabled - stems):
-        choice = f"use any of {', '.join(sorted(stems))}" if stems else "this version has no fusion to disable"
+        choice = (
+            f"use any of {', '.join(sorted(stems))}" if stems else "this version has no fusion to disable"
+        )
         problems.append(f"GLM53_DISABLE names {stem!r}: {choice}")
     allow = env.get("GLM53_ALLOW_UNTESTED", "0")
     if allow not in ("0", "1"):

@@ -1,4 +1,4 @@
-"""The only home of GLM-5.3's numbers: dimensions, byte layouts and the indexer schedule, from the HF config."""
+"""Owns GLM-5.3's numbers: dimensions, byte layouts and the indexer schedule, all from the HF config."""
 
 from __future__ import annotations
 
@@ -52,9 +52,11 @@ def _schedule_by_rule(read: Any, layers: int) -> tuple[str, ...] | None:
     if freq is None:
         return None
     offset = read("index_skip_topk_offset")
+    if any(not isinstance(value, int) or value < 1 for value in (freq, 1 if offset is None else offset)):
+        raise ConfigError(
+            f"index_topk_freq={freq!r} and index_skip_topk_offset={offset!r} must be integers, at least 1"
+        )
     first = 1 if offset is None else offset - 1
-    if freq < 1 or (offset is not None and offset < 1):
-        raise ConfigError(f"index_topk_freq={freq} and index_skip_topk_offset={offset} must be at least 1")
     return tuple(SHARED if max(i - first, 0) % freq else FULL for i in range(layers))
 
 
@@ -62,12 +64,14 @@ def schedule(config: Any) -> tuple[str, ...]:
     """One of "full" or "shared" for each layer: indexer_types, else the pattern, else freq and offset.
 
     config: the HF config, an object or a dict. A config without any of them indexes every layer.
-    Raises ConfigError when freq or offset is below 1.
+    Raises ConfigError when indexer_types is no list, or freq or offset no integer of at least 1.
     """
     read = _reader(config)
     layers = read("num_hidden_layers")
     types = read("indexer_types")
     if types is not None:
+        if not isinstance(types, list | tuple):
+            raise ConfigError(f"indexer_types={types!r} must be a list with one entry for each layer")
         return tuple(types)
     return _schedule_by_rule(read, layers) or (FULL,) * layers
 

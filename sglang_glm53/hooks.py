@@ -1,0 +1,127 @@
+"""Owns what this package changes in SGLang (HOOKS), and the check that SGLang still is what it expects."""
+
+from __future__ import annotations
+
+import hashlib
+import pkgutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sglang_glm53 import upstream
+from sglang_glm53.seams import SEAMS, Group
+
+
+@dataclass(frozen=True)
+class Hook:
+    """One change to SGLang.
+
+    target: a row of SEAMS. kind: a value of SGLang's HookType. handler: "module:function", imported when the
+    hook is registered; for "around" it is called with the original first, for "after" with the result first.
+    """
+
+    target: str
+    kind: Literal["before", "after", "around", "replace"]
+    handler: str
+
+
+HOOKS: dict[Group, tuple[Hook, ...]] = {
+    "guard": (),
+    "model": (
+        Hook(
+            "sglang.srt.model_loader.loader._validate_default_loader_extra_config",
+            "around",
+            "sglang_glm53.runtime.loading:accept_extra_key",
+        ),
+        Hook(
+            "sglang.srt.managers.scheduler.Scheduler.get_internal_state",
+            "after",
+            "sglang_glm53.runtime.status:add_status",
+        ),
+        Hook(
+            "sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request",
+            "around",
+            "sglang_glm53.runtime.requests:check_request",
+        ),
+        Hook(
+            "sglang.srt.managers.scheduler.Scheduler.get_init_info",
+            "before",
+            "sglang_glm53.runtime.status:log_status",
+        ),
+    ),
+    "cpu": (
+        Hook(
+            "sglang.srt.layers.rotary_embedding.factory.get_rope_wrapper",
+            "around",
+            "sglang_glm53.cpu.compat:rope_without_device",
+        ),
+        Hook(
+            "sglang.srt.utils.numa_utils.init_threads_binding",
+            "around",
+            "sglang_glm53.cpu.compat:threads_for_rank",
+        ),
+        Hook(
+            "sglang.srt.distributed.device_communicators.pynccl.PyNcclCommunicator",
+            "replace",
+            "sglang_glm53.cpu.collectives:GlooCommunicator",
+        ),
+    ),
+}
+
+
+def problems(groups: Iterable[Group] = ("guard", "model", "cpu")) -> list[str]:
+    """Each seam that the installed SGLang lacks or declares otherwise, by name; empty when all hold."""
+    package = upstream.root()
+    if package is None:
+        return ["sglang is not installed"]
+    return [problem for group in groups for problem in upstream.differences(SEAMS[group], package)]
+
+
+def fingerprint() -> str:
+    """Eight hex digits that change when the installed SGLang declares any seam otherwise."""
+    package = upstream.root()
+    rows = [seam for group in SEAMS.values() for seam in group]
+    found = [f"{seam.target} {package and upstream.declaration(seam.target, package)}" for seam in rows]
+    return hashlib.sha256("\n".join(found).encode()).hexdigest()[:8]
+
+
+def register(group: Group) -> None:
+    """Hand a group's hooks to SGLang's registry, whose apply_hooks() puts them in place.
+
+    Raises ImportError or AttributeError when a handler is missing.
+    """
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
+
+    source = HookSource("glm53", "sglang-glm53")
+    for hook in HOOKS[group]:
+        handler = pkgutil.resolve_name(hook.handler)
+        HookRegistry.register(hook.target, handler, HookType(hook.kind), source=source)
+
+
+def unapplied(group: Group) -> list[str]:
+    """Each hook of a group that is not in place, by name; apply_hooks() only logs such a failure."""
+    return [
+        f"{hook.target}: the hook {hook.handler} is not in place; SGLang's log says why, or another plugin "
+        "took the attribute first (SGLANG_PLUGINS=glm53 leaves others out)"
+        for hook in HOOKS[group]
+        if not _in_place(hook)
+    ]
+
+
+def _in_place(hook: Hook) -> bool:
+    owner_name, _, name = hook.target.rpartition(".")
+    try:
+        attribute = vars(pkgutil.resolve_name(owner_name))[name]
+    except (ImportError, AttributeError, KeyError):
+        return False
+    return _reaches(attribute, pkgutil.resolve_name(hook.handler))
+
+
+def _reaches(attribute: Any, handler: Any) -> bool:
+    """Whether handler is attribute or is held by one of the wrappers around it (hook_registry.py:354)."""
+    while attribute is not None:
+        cells = getattr(attribute, "__closure__", None) or ()
+        if attribute is handler or any(cell.cell_contents is handler for cell in cells):
+            return True
+        attribute = getattr(attribute, "__wrapped__", None)
+    return False

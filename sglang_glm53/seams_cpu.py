@@ -1,0 +1,173 @@
+"""Owns the reference platform's part of the seam table, which seams.py joins to the rest."""
+
+from sglang_glm53.upstream import Seam
+
+_PARALLEL = "sglang.srt.distributed.parallel_state"
+_LOADER = "sglang.srt.models.deepseek_common.deepseek_weight_loader"
+
+# Checked and hooked when SGLANG_PLATFORM=glm53_cpu alone.
+CPU_SEAMS = (
+    Seam(
+        "sglang.srt.layers.rotary_embedding.factory.get_rope_wrapper",
+        "function",
+        "(head_size, rotary_dim, max_position, base, is_neox_style=..., rope_scaling=..., dtype=..., "
+        "partial_rotary_factor=..., device=...)",
+        "hooked: for the device cpu upstream builds an AMX-only rotary embedding",
+    ),
+    Seam(
+        "sglang.srt.utils.numa_utils.init_threads_binding",
+        "function",
+        "(*, numa_index, world_size)",
+        "hooked: shares the cores when there are more ranks than NUMA nodes, which upstream refuses",
+    ),
+    Seam(
+        "sglang.srt.distributed.device_communicators.pynccl.PyNcclCommunicator",
+        "class",
+        "()",
+        "replaced: the same interface over gloo",
+    ),
+    Seam(f"{_PARALLEL}._groups", "field", None, "finds a custom op's group by name"),
+    Seam(
+        f"{_PARALLEL}.GroupCoordinator._all_reduce_in_place",
+        "method",
+        "(self, input_)",
+        "runs inplace_all_reduce",
+    ),
+    Seam(
+        f"{_PARALLEL}.GroupCoordinator._all_reduce_out_place",
+        "method",
+        "(self, input_, outplace_all_reduce_method)",
+        "runs outplace_all_reduce",
+    ),
+    Seam(
+        f"{_PARALLEL}.GroupCoordinator._all_gather_into_tensor",
+        "method",
+        "(self, output, input)",
+        "runs reg_all_gather_into_tensor",
+    ),
+    Seam(
+        f"{_PARALLEL}.GroupCoordinator._reduce_scatter_tensor",
+        "method",
+        "(self, output, input)",
+        "runs reg_reduce_scatter_tensor",
+    ),
+    Seam(
+        f"{_PARALLEL}.GroupCoordinator._all_to_all_single",
+        "method",
+        "(self, output, input)",
+        "runs reg_all_to_all_single",
+    ),
+    Seam(
+        "sglang.srt.model_executor.forward_batch_info._is_cpu",
+        "field",
+        None,
+        "set: DP padding copies from unpinned memory",
+    ),
+    Seam(
+        "sglang.srt.layers.dp_attention.memcpy_func", "field", None, "set: a torch copy instead of Triton's"
+    ),
+    Seam(
+        "sglang.srt.layers.dp_attention.memcpy_cpu",
+        "function",
+        "(dst, src, dim, offset, sz, offset_src)",
+        "that copy",
+    ),
+    Seam(
+        f"{_LOADER}._is_xpu",
+        "field",
+        None,
+        "set: kv_b_proj is dequantised by blocks, not per tensor for CUDA's bmm",
+    ),
+    Seam(f"{_LOADER}.block_quant_dequant", "field", None, "set: that dequantisation in torch"),
+    Seam(
+        "sglang.srt.layers.quantization.fp8.Fp8Config",
+        "class",
+        "(QuantizationConfig)",
+        "base of the reference platform's FP8 config",
+    ),
+    Seam(
+        "sglang.srt.layers.quantization.fp8.Fp8LinearMethod",
+        "class",
+        "(LinearMethodBase)",
+        "creates and loads FP8 weights; its products run in torch",
+    ),
+    Seam(
+        "sglang.srt.layers.quantization.fp8.Fp8MoEMethod",
+        "class",
+        "(FusedMoEMethodBase)",
+        "creates and loads FP8 experts; their products run in torch",
+    ),
+    Seam(
+        "sglang.srt.layers.attention.attention_registry.ATTENTION_BACKENDS",
+        "field",
+        None,
+        "takes the reference backend under the name dsa",
+    ),
+    Seam(
+        "sglang.srt.layers.attention.base_attn_backend.AttentionBackend",
+        "class",
+        "(ABC)",
+        "base of the reference backend",
+    ),
+    Seam(
+        "sglang.kernels.fused_op.BaseFusedOp.register_oot_forward",
+        "classmethod",
+        "(cls, op_cls, fn, platform_key)",
+        "takes the reference indexer and experts",
+    ),
+    Seam(
+        "sglang.srt.layers.quantization.unquant.UnquantizedFusedMoEMethod",
+        "class",
+        "(FusedMoEMethodBase, BaseFusedOp)",
+        "the expert method that the reference experts serve",
+    ),
+    Seam(
+        "sglang.srt.layers.moe.token_dispatcher.standard.StandardDispatchOutput",
+        "class",
+        "(NamedTuple)",
+        "what the reference experts take",
+    ),
+    Seam(
+        "sglang.srt.layers.moe.token_dispatcher.standard.StandardCombineInput",
+        "class",
+        "(NamedTuple)",
+        "what they return",
+    ),
+    Seam(
+        "sglang.srt.mem_cache.memory_pool.DSATokenToKVPool",
+        "class",
+        "(MLATokenToKVPool)",
+        "base of the reference pools",
+    ),
+    Seam(
+        "sglang.srt.mem_cache.memory_pool.MLATokenToKVPool._write_mla_kv_buffer",
+        "method",
+        "(self, dst_buffer, loc, cache_k_nope, cache_k_rope)",
+        "overridden: writes KV rows with torch",
+    ),
+    Seam(
+        "sglang.srt.mem_cache.memory_pool.DSATokenToKVPool._create_index_key_cache",
+        "method",
+        "(self)",
+        "overridden: index pages in bf16 or FP32",
+    ),
+    Seam(
+        "sglang.srt.mem_cache.index_key_cache.IndexKeyCache._buffer_shape",
+        "method",
+        "(self, num_pages)",
+        "overridden: the shape of those pages",
+    ),
+    Seam(
+        "sglang.srt.platforms.interface.SRTPlatform",
+        "class",
+        "(DeviceMixin)",
+        "base of the reference platform",
+    ),
+    Seam("sglang.srt.platforms.cpu.CpuDeviceMixin", "class", "(DeviceMixin)", "its device operations"),
+    Seam(
+        "sglang.srt.model_executor.cuda_graph_config.with_phase",
+        "function",
+        "(config, phase, **changes)",
+        "turns graphs off",
+    ),
+)

@@ -1,0 +1,53 @@
+"""Owns GLM-5.3's published config.json, as far as this package reads it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+FULL_LAYERS = [0, 1, 2, 6, 10, 14, 18, 22, 26, 30, 34, 38, 42, 46, 50, 54, 58, 62, 66, 70, 74]
+
+FP8 = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128],
+    "modules_to_not_convert": ["lm_head", "model.layers.0.self_attn.indexers_proj"],
+}
+
+
+def glm53(**changes: Any) -> dict[str, Any]:
+    """The config with some fields changed; a field changed to ... is left out."""
+    config: dict[str, Any] = {
+        "architectures": ["GlmMoeDsaForCausalLM"],
+        "model_type": "glm_moe_dsa",
+        "vocab_size": 154880,
+        "hidden_size": 6144,
+        "intermediate_size": 12288,
+        "moe_intermediate_size": 2048,
+        "num_hidden_layers": 78,
+        "num_nextn_predict_layers": 1,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 64,
+        "q_lora_rank": 2048,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 192,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 256,
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 8,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 3,
+        "n_group": 1,
+        "topk_group": 1,
+        "index_n_heads": 32,
+        "index_head_dim": 128,
+        "index_topk": 2048,
+        "index_topk_freq": 4,
+        "index_skip_topk_offset": 3,
+        "indexer_types": ["full" if layer in FULL_LAYERS else "shared" for layer in range(78)],
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 1048576,
+        "rope_parameters": {"rope_theta": 8000000, "rope_type": "default"},
+    }
+    config.update(changes)
+    return {name: value for name, value in config.items() if value is not ...}

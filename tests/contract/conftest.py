@@ -1,0 +1,54 @@
+"""Owns SGLang's own argument parser for these tests, in one worker process: importing it takes 12 s."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+WORKER = """
+import argparse, contextlib, json, os, sys
+answers = os.fdopen(os.dup(1), "w", buffering=1)
+os.dup2(2, 1)
+from sglang.srt.server_args import ServerArgs
+parser = argparse.ArgumentParser(prog="sglang")
+ServerArgs.add_cli_args(parser)
+def complain(message):
+    raise ValueError(message)
+parser.error = complain
+print(json.dumps(sorted(parser._option_string_actions)), file=answers)
+for line in sys.stdin:
+    try:
+        parser.parse_args(json.loads(line))
+        complaint = ""
+    except ValueError as error:
+        complaint = str(error)
+    print(json.dumps(complaint), file=answers)
+"""
+
+
+class SglangParser:
+    """SGLang's parser. options: its flags; complaint(argv): its error message, empty when it parses."""
+
+    def __init__(self) -> None:
+        self._worker = subprocess.Popen(
+            [sys.executable, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.options: set[str] = set(json.loads(self._worker.stdout.readline()))
+
+    def complaint(self, argv: list[str]) -> str:
+        self._worker.stdin.write(json.dumps(argv) + "\n")
+        self._worker.stdin.flush()
+        return json.loads(self._worker.stdout.readline())
+
+    def close(self) -> None:
+        self._worker.stdin.close()
+        self._worker.wait(timeout=30)
+        self._worker.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def sglang_parser():
+    parser = SglangParser()
+    yield parser
+    parser.close()

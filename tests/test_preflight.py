@@ -1,0 +1,216 @@
+"""Every reason for a refusal, what does not make one, and the error that lists them."""
+
+import logging
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_glm53 import hooks, preflight, upstream
+from sglang_glm53.preflight import RefusedError, flag_reasons, model_reasons, package_reasons
+from tests.configs import FP8, glm53
+
+FULL, SHARED = "full", "shared"
+
+
+def as_object(config):
+    return SimpleNamespace(**config)
+
+
+@pytest.mark.parametrize("form", [dict, as_object], ids=["dict", "object"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"quantization_config": FP8},
+        {"quantization_config": SimpleNamespace(to_dict=lambda: FP8)},
+        {"quantization_config": FP8 | {"weight_block_size": (128, 128)}},
+        {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}},
+        {"quantization_config": {"quant_method": "compressed-tensors"}},
+        {"n_group": ..., "topk_group": ...},
+        {"index_topk": 1},
+        {"indexer_types": ...},
+        {"index_topk_freq": ..., "index_skip_topk_offset": ...},
+        {"num_nextn_predict_layers": 0},
+    ],
+)
+def test_what_can_run(changes, form):
+    assert model_reasons(form(glm53(**changes))) == []
+
+
+def test_the_draft_of_the_same_checkpoint_can_run():
+    assert model_reasons(glm53(architectures=["GlmMoeDsaForCausalLMNextN"]), is_draft=True) == []
+
+
+REFUSALS = [
+    (
+        {"architectures": ["Glm5NextForConditionalGeneration"]},
+        "architecture Glm5NextForConditionalGeneration is GLM-5.3-Flash, a hybrid model that shares only the "
+        "name: serve it with SGLang's own implementation, without --model-impl",
+    ),
+    (
+        {"architectures": ["DeepseekV32ForCausalLM"]},
+        "architecture DeepseekV32ForCausalLM: this package serves GlmMoeDsaForCausalLM alone; "
+        "leave out --model-impl for any other model",
+    ),
+    (
+        {"architectures": ...},
+        "architecture none: this package serves GlmMoeDsaForCausalLM alone; "
+        "leave out --model-impl for any other model",
+    ),
+    ({"n_group": 8}, "config.json: n_group=8: this package has no grouped routing, n_group must be 1"),
+    (
+        {"topk_group": 4},
+        "config.json: topk_group=4: this package has no grouped routing, topk_group must be 1",
+    ),
+    ({"n_group": None}, "config.json: n_group=None: this package has no grouped routing, n_group must be 1"),
+    ({"index_topk": 2049}, "config.json: index_topk=2049: it must be from 1 to 2048"),
+    ({"index_topk": 0}, "config.json: index_topk=0: it must be from 1 to 2048"),
+    ({"index_topk": None}, "config.json lacks or misstates index_topk: integers are needed"),
+    (
+        {"num_hidden_layers": ..., "v_head_dim": "256"},
+        "config.json lacks or misstates num_hidden_layers, v_head_dim: integers are needed",
+    ),
+    (
+        {"indexer_types": [FULL] * 78},
+        "indexer_types calls layer 3 'full', but index_topk_pattern or index_topk_freq and "
+        "index_skip_topk_offset make it 'shared': remove one of the two or make them agree",
+    ),
+    (
+        {"indexer_types": [SHARED] + [FULL] * 77, "index_topk_freq": ...},
+        "layer 0 is 'shared', but no full layer before it could give it a selection: make it 'full'",
+    ),
+    (
+        {"indexer_types": ..., "index_topk_freq": 0},
+        "index_topk_freq=0 and index_skip_topk_offset=3 must be integers, at least 1",
+    ),
+    (
+        {"quantization_config": FP8 | {"weight_block_size": [64, 128]}},
+        "config.json: quantization_config.weight_block_size=[64, 128]: an FP8 checkpoint must be "
+        "quantised in blocks of [128, 128]",
+    ),
+    (
+        {"quantization_config": {"quant_method": "fp8"}},
+        "config.json: quantization_config.weight_block_size=None: an FP8 checkpoint must be quantised in "
+        "blocks of [128, 128]",
+    ),
+]
+
+
+@pytest.mark.parametrize("form", [dict, as_object], ids=["dict", "object"])
+@pytest.mark.parametrize(("changes", "reason"), REFUSALS)
+def test_refusal(changes, reason, form):
+    assert list(dict.fromkeys(model_reasons(form(glm53(**changes))))) == [reason]
+
+
+def test_a_target_with_the_drafts_architecture_is_refused():
+    [reason] = model_reasons(glm53(architectures=["GlmMoeDsaForCausalLMNextN"]))
+    assert reason.startswith(
+        "architecture GlmMoeDsaForCausalLMNextN: this package serves GlmMoeDsaForCausalLM"
+    )
+
+
+def test_every_reason_is_given_at_once_and_numbered():
+    config = glm53(
+        n_group=8,
+        topk_group=4,
+        index_topk=4096,
+        indexer_types=[SHARED] * 78,
+        quantization_config=FP8 | {"weight_block_size": [1, 128]},
+    )
+    reasons = model_reasons(config)
+    error = RefusedError(reasons)
+    assert [reason.split("=")[0].split(" calls")[0] for reason in error.reasons] == [
+        "config.json: n_group",
+        "config.json: topk_group",
+        "config.json: index_topk",
+        "indexer_types",
+        "layer 0 is 'shared', but no full layer before it could give it a selection: make it 'full'",
+        "config.json: quantization_config.weight_block_size",
+    ]
+    assert str(error).splitlines()[0] == "--model-impl glm53 cannot run this:"
+    assert str(error).splitlines()[1:] == [f"  {i}. {reason}" for i, reason in enumerate(reasons, 1)]
+
+
+def test_a_reason_that_two_checks_give_is_listed_once():
+    assert RefusedError(["a", "b", "a"]).reasons == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({}, []),
+        ({"use_ray": True}, ["--use-ray: SGLang's Ray actors load no plugin: leave it out"]),
+        (
+            {"weight_cache_mode": "client"},
+            ["--weight-cache-mode client: its daemon loads no plugin: leave it out"],
+        ),
+    ],
+)
+def test_flags(flags, expected):
+    assert flag_reasons(SimpleNamespace(**{"use_ray": False, "weight_cache_mode": "off"} | flags)) == expected
+
+
+@pytest.fixture
+def no_seam_problem(monkeypatch):
+    monkeypatch.setattr(hooks, "problems", lambda groups: [])
+
+
+def test_the_pinned_version_needs_no_word(no_seam_problem, caplog):
+    assert package_reasons(["guard"]) == []
+    assert caplog.records == []
+
+
+def test_another_version_is_refused(no_seam_problem, monkeypatch):
+    monkeypatch.setattr(upstream, "version", lambda: "0.5.24")
+    assert package_reasons(["guard"]) == [
+        "SGLang 0.5.24: this package is written for 0.5.23: pip install sglang==0.5.23, "
+        "or set GLM53_ALLOW_UNTESTED=1 to try as it is"
+    ]
+
+
+def test_another_version_that_is_allowed_is_a_warning(no_seam_problem, monkeypatch, caplog):
+    monkeypatch.setattr(upstream, "version", lambda: "0.5.24")
+    monkeypatch.setenv("GLM53_ALLOW_UNTESTED", "1")
+    assert package_reasons(["guard"]) == []
+    [record] = caplog.records
+    assert (record.name, record.levelno) == ("sglang_glm53", logging.WARNING)
+    assert record.getMessage().startswith("SGLang 0.5.24: this package is written for 0.5.23")
+
+
+def test_allowing_another_version_allows_nothing_else(monkeypatch):
+    monkeypatch.setenv("GLM53_ALLOW_UNTESTED", "1")
+    monkeypatch.setattr(hooks, "problems", lambda groups: [f"{group}.f: gone" for group in groups])
+    assert package_reasons(["guard", "model"]) == [
+        f"SGLang changed: {group}.f: gone: pip install --force-reinstall --no-deps sglang=={upstream.VERSION}"
+        for group in ("guard", "model")
+    ]
+
+
+def test_a_bad_environment_is_a_reason(no_seam_problem, monkeypatch):
+    monkeypatch.setenv("GLM53_KERNELS", "triton")
+    assert package_reasons(["guard"]) == ["GLM53_KERNELS='triton': use one of auto, torch, emulated, cuda"]
+    assert preflight.settings()[0].kernels == "auto"
+
+
+@pytest.fixture
+def override_base(monkeypatch):
+    """SGLang's two accessors, reading a record's own attributes."""
+    module = SimpleNamespace(
+        model_config_of=lambda args: SimpleNamespace(hf_config=args.config), resolving_view=lambda args: args
+    )
+    monkeypatch.setitem(sys.modules, "sglang.srt.arg_groups.model_override_base", module)
+
+
+def test_a_server_is_judged_by_its_model_and_its_flags(no_seam_problem, override_base):
+    args = SimpleNamespace(config=glm53(n_group=2), use_ray=True, weight_cache_mode="off")
+    assert [reason.partition(":")[0] for reason in preflight.server_reasons(args)] == [
+        "config.json",
+        "--use-ray",
+    ]
+
+
+def test_nothing_is_read_through_an_accessor_that_moved(override_base, monkeypatch):
+    monkeypatch.setattr(hooks, "problems", lambda groups: ["moved"] if tuple(groups) == ("guard",) else [])
+    args = SimpleNamespace(config=glm53(n_group=2), use_ray=True, weight_cache_mode="off")
+    assert preflight.server_reasons(args) == []
