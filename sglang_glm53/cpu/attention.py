@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
-from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
 # Bounds the gathered KV of one step of the row loop; larger ones fall out of the last-level cache.
 GATHER_BYTES = 32 << 20
@@ -30,13 +30,13 @@ class RowPlan:
 def plan_rows(batch: ForwardBatch) -> RowPlan:
     """Build the plan of an extend (chunked and mixed included) or decode batch.
 
-    Raises NotImplementedError for the speculative modes.
+    Raises NotImplementedError for every other mode, the speculative ones among them.
     """
     mode = batch.forward_mode
     requests, lengths = batch.req_pool_indices.long(), batch.seq_lens.long()
     if mode.is_decode_or_idle():
         return RowPlan(requests, lengths, (1,) * requests.numel())
-    if not mode.is_extend():
+    if mode not in (ForwardMode.EXTEND, ForwardMode.MIXED):
         raise NotImplementedError(f"the reference platform does not run {mode.name} batches")
     new, cached = batch.extend_seq_lens.long(), batch.extend_prefix_lens.long()
     starts = torch.repeat_interleave(new.cumsum(0) - new, new)

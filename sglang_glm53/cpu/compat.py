@@ -45,10 +45,16 @@ def threads_for_rank(original: Callable[..., Any], *, numa_index: int, world_siz
     return ",".join(str(core) for core in cores[first : first + share])
 
 
-def allow_cpu_copies() -> None:
-    """Set the module flags by which upstream picks host copies over pinned memory and a Triton memcpy."""
+def set_module_flags() -> None:
+    """Set the module globals by which upstream picks torch over pinned memory, Triton and CUDA's bmm."""
     import sglang.srt.layers.dp_attention as dp_attention
     import sglang.srt.model_executor.forward_batch_info as forward_batch_info
+    import sglang.srt.models.deepseek_common.deepseek_weight_loader as weight_loader
+
+    from sglang_glm53.cpu.fp8 import dequantise_kv_b
 
     forward_batch_info._is_cpu = True
     dp_attention.memcpy_func = dp_attention.memcpy_cpu
+    # The branch that dequantises kv_b_proj by blocks; the other one makes it per-tensor FP8 for CUDA's bmm.
+    weight_loader._is_xpu = True
+    weight_loader.block_quant_dequant = dequantise_kv_b

@@ -13,7 +13,7 @@ def register_ops() -> None:
 
     from sglang_glm53.cpu.attention import ReferenceBackend
     from sglang_glm53.cpu.collectives import register_cpu_kernels
-    from sglang_glm53.cpu.compat import allow_cpu_copies
+    from sglang_glm53.cpu.compat import set_module_flags
     from sglang_glm53.cpu.indexer import indexer_forward
     from sglang_glm53.cpu.moe import unquantised_experts
     from sglang_glm53.runtime.indexer import Glm53Indexer
@@ -24,4 +24,4 @@ def register_ops() -> None:
         BaseFusedOp.register_oot_forward(indexer, indexer_forward, key)
     BaseFusedOp.register_oot_forward(UnquantizedFusedMoEMethod, unquantised_experts, key)
     register_cpu_kernels()
-    allow_cpu_copies()
+    set_module_flags()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from sglang.srt.platforms.cpu import CpuDeviceMixin
@@ -21,6 +21,7 @@ class Glm53CpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]
     device_type = "cpu"
     # PyNccl's callers are served by collectives.GlooCommunicator.
     capabilities = PlatformCapabilities(supports_pynccl=True)
+    supported_quantization: ClassVar[list[str]] = ["fp8"]
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
         from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, with_phase
@@ -32,6 +33,8 @@ class Glm53CpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]
         for phase in (Phase.DECODE, Phase.PREFILL):
             config = with_phase(config, phase, backend=Backend.DISABLED)
         server_args.cuda_graph_config = config
+        # An idle scheduler polls without pause otherwise, and takes a whole core from the ranks that work.
+        server_args.sleep_on_idle = True
         if server_args.max_total_tokens is None:
             server_args.max_total_tokens = DEFAULT_MAX_TOTAL_TOKENS
 
@@ -54,6 +57,13 @@ class Glm53CpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]
         from sglang_glm53.cpu.pools import pool_class
 
         return pool_class()
+
+    def get_quantization_config(self, quantization: str) -> type | None:
+        if quantization != "fp8":
+            return None
+        from sglang_glm53.cpu.fp8 import ReferenceFp8Config
+
+        return ReferenceFp8Config
 
     def init_backend(self) -> None:
         # Nothing may be compiled while serving: upstream's one compiled function here took 30 s, cold.
