@@ -1,0 +1,160 @@
+"""Owns the faults that the end-to-end tests must notice. Each runs in a server's process before it starts."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+from typing import Any
+
+import torch
+
+
+def dense_attention() -> None:
+    """Attend to everything instead of the selection."""
+    from sglang_glm53.cpu.attention import ReferenceBackend
+
+    original = ReferenceBackend._attend
+
+    def attend(self: Any, query: torch.Tensor, selection: torch.Tensor, layer: Any) -> torch.Tensor:
+        lengths = self.rows().lengths[:, None]
+        positions = torch.arange(int(lengths.max())).expand(lengths.shape[0], -1)
+        return original(self, query, positions.masked_fill(positions >= lengths, -1), layer)
+
+    ReferenceBackend._attend = attend
+
+
+def wrong_rope_style() -> None:
+    """Rotate the indexer's queries and keys half against half instead of interleaved."""
+    from sglang_glm53.cpu import indexer
+
+    original = indexer._project
+
+    def project(self: Any, *args: Any) -> Any:
+        interleaved = self.rotary_emb
+        self.rotary_emb = copy.copy(interleaved)
+        self.rotary_emb.is_neox_style = not interleaved.is_neox_style
+        try:
+            return original(self, *args)
+        finally:
+            self.rotary_emb = interleaved
+
+    indexer._project = project
+
+
+def wrong_index_group() -> None:
+    """Give every shared layer the selection of layer 0 instead of its own group's."""
+    from sglang_glm53.cpu import indexer
+    from sglang_glm53.runtime.attention import Glm53Attention
+
+    select, prepare = indexer.indexer_forward, Glm53Attention.forward_absorb_prepare
+    first: list[Any] = [None]
+
+    def indexer_forward(self: Any, *args: Any, **named: Any) -> Any:
+        selection = select(self, *args, **named)
+        if self.layer_id == 0:
+            first[0] = selection
+        return selection
+
+    def forward_absorb_prepare(*args: Any, **named: Any) -> Any:
+        call = inspect.signature(prepare).bind(*args, **named)
+        if call.arguments.get("prev_topk_indices") is not None:
+            call.arguments["prev_topk_indices"] = first[0]
+        return prepare(*call.args, **call.kwargs)
+
+    indexer.indexer_forward = indexer_forward
+    Glm53Attention.forward_absorb_prepare = forward_absorb_prepare
+
+
+def index_norm_epsilon() -> None:
+    """Use the RMSNorms' epsilon, 1e-5, in the index keys' LayerNorm, whose own is 1e-6."""
+    from sglang_glm53.cpu import indexer
+
+    original = indexer._project
+
+    def project(self: Any, *args: Any) -> Any:
+        self.k_norm.variance_epsilon = 1e-5
+        return original(self, *args)
+
+    indexer._project = project
+
+
+def no_routing_bias() -> None:
+    """Choose experts by their scores alone."""
+    from sglang_glm53.runtime.model import Glm53ForCausalLM
+
+    original = Glm53ForCausalLM.load_weights
+
+    def load_weights(self: Any, *args: Any, **named: Any) -> Any:
+        result = original(self, *args, **named)
+        for name, parameter in self.named_parameters():
+            if name.endswith("e_score_correction_bias"):
+                parameter.data.zero_()
+        return result
+
+    Glm53ForCausalLM.load_weights = load_weights
+
+
+def neighbours_rows() -> None:
+    """In a batch, read each row's KV from the request beside it."""
+    from sglang_glm53.cpu import attention
+
+    original = attention.plan_rows
+
+    def plan_rows(batch: Any) -> Any:
+        plan = original(batch)
+        return dataclasses.replace(plan, requests=plan.requests.roll(1))
+
+    attention.plan_rows = plan_rows
+
+
+def no_cached_prefix() -> None:
+    """Let an extend batch's rows see only what the same batch brought, not the cached tokens before it."""
+    from sglang_glm53.cpu import attention
+
+    original = attention.plan_rows
+
+    def plan_rows(batch: Any) -> Any:
+        plan = original(batch)
+        if batch.forward_mode.is_decode_or_idle():
+            return plan
+        cached = torch.repeat_interleave(batch.extend_prefix_lens.long(), batch.extend_seq_lens.long())
+        return dataclasses.replace(plan, lengths=plan.lengths - cached)
+
+    attention.plan_rows = plan_rows
+
+
+def no_all_reduce() -> None:
+    """Keep each tensor-parallel rank's partial sum."""
+    from sglang.srt.distributed.parallel_state import GroupCoordinator
+
+    GroupCoordinator.all_reduce = lambda self, tensor, *args, **named: tensor
+
+
+def gather_own_rows() -> None:
+    """Fill the rows of other attention-DP ranks with this rank's."""
+    from sglang_glm53.cpu.collectives import GlooCommunicator
+
+    def all_gather(
+        self: Any, output: torch.Tensor, tensor: torch.Tensor, sizes: Any = None, **named: Any
+    ) -> None:
+        output.copy_(tensor[torch.arange(output.shape[0]) % tensor.shape[0]])
+
+    GlooCommunicator.all_gather = all_gather
+
+
+def foreign_experts() -> None:
+    """Serve the tokens routed to another rank's experts with this rank's."""
+    from sglang_glm53.cpu import moe
+
+    original = moe.routed_experts
+
+    def routed_experts(x: Any, weights: Any, ids: torch.Tensor, w13: torch.Tensor, w2: Any) -> torch.Tensor:
+        return original(x, weights, ids % w13.shape[0], w13, w2)
+
+    moe.routed_experts = routed_experts
+
+
+def fails_at_start() -> None:
+    """Raise, as a broken server would."""
+    raise RuntimeError("the mutation's reason")

@@ -1,0 +1,138 @@
+"""The server against an independent implementation: transformers in FP32, over prompts around every seam."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sglang_glm53.geometry import PAGE
+from sglang_glm53.testing.compare import (
+    Continuation,
+    LogprobFigures,
+    check_logprobs,
+    compare_tokens,
+    logprob_figures,
+)
+from tests.e2e.asking import generate_all, prompt, score_all, tokens
+from tests.e2e.checkpoints import CHECKPOINTS
+
+NEW_TOKENS = 16
+CHUNK = 128
+PRECISIONS = {
+    "float32": ("--dtype", "float32"),
+    "bf16": ("--dtype", "bfloat16", "--kv-cache-dtype", "bfloat16"),
+    "fp8 index keys": ("--dtype", "bfloat16"),
+    "fp8 rows and index keys": ("--dtype", "bfloat16", "--kv-cache-dtype", "fp8_e4m3"),
+}
+ROUNDED = tuple(PRECISIONS)[1:]
+# Design section 4: the largest mean |dlogprob| against the oracle, up to index_topk and past it.
+MEAN_UP_TO_TOPK, MEAN_PAST_TOPK = 0.06, 0.25
+MUTATIONS = (
+    "dense_attention",
+    "wrong_rope_style",
+    "wrong_index_group",
+    "index_norm_epsilon",
+    "no_routing_bias",
+)
+
+
+def lengths(index_topk: int) -> list[int]:
+    """Prompt lengths: short, around index_topk, well past it, past one page, past one and two chunks."""
+    around = [index_topk - 1, index_topk, index_topk + 1, 2 * index_topk + 9]
+    return sorted({7, 20, 33, *around, PAGE + 1, CHUNK + 1, 2 * CHUNK + PAGE + 1})
+
+
+@dataclass(frozen=True)
+class Case:
+    """One checkpoint's questions with the oracle's answers."""
+
+    path: Path
+    index_topk: int
+    prompts: list[list[int]]
+    continuations: list[Continuation]
+    scores: list[list[float]]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What one server answered: greedy tokens, and the scores of the oracle's continuations."""
+
+    tokens: list[list[int]]
+    scores: list[list[float]]
+
+
+@pytest.fixture(scope="module")
+def case(checkpoint, oracle) -> Callable[[str], Case]:
+    @functools.cache
+    def ask(name: str) -> Case:
+        spec, path = CHECKPOINTS[name], checkpoint(name)
+        prompts = [prompt(length, vocab=spec.vocab) for length in lengths(spec.index_topk)]
+        continuations = oracle.greedy(path, prompts, NEW_TOKENS)
+        whole = [[*one, *after.tokens] for one, after in zip(prompts, continuations, strict=True)]
+        scored = zip(prompts, oracle.score(path, whole), strict=True)
+        scores = [all_scores[len(one) - 1 :] for one, all_scores in scored]
+        return Case(path, spec.index_topk, prompts, continuations, scores)
+
+    return ask
+
+
+@pytest.fixture(scope="module")
+def answers(serve, case) -> Callable[..., Answers]:
+    @functools.cache
+    def ask(name: str, precision: str, mutation: str = "") -> Answers:
+        flags = (*PRECISIONS[precision], "--chunked-prefill-size", str(CHUNK))
+        with serve(case(name).path, *flags, mutation=mutation) as server:
+            scores = score_all(server, case(name).prompts, case(name).continuations)
+            server.flush_cache()
+            found = generate_all(server, case(name).prompts, NEW_TOKENS)
+            chunks = server.log_text().count(f"#new-token: {CHUNK},")
+        assert chunks >= 2, "no prompt was split into chunks"
+        return Answers(tokens(found), scores)
+
+    return ask
+
+
+def figures(case: Case, answers: Answers, *, past: bool) -> LogprobFigures:
+    """Over the scored positions whose row sees more than index_topk tokens, or over the others."""
+
+    def kept(scores: list[list[float]]) -> list[list[float]]:
+        return [
+            [score for at, score in enumerate(row, len(one)) if (at > case.index_topk) == past]
+            for one, row in zip(case.prompts, scores, strict=True)
+        ]
+
+    return logprob_figures(kept(answers.scores), kept(case.scores))
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_in_float32_the_tokens_are_the_oracles(name, case, answers):
+    compare_tokens(answers(name, "float32").tokens, case(name).continuations)
+    check_logprobs(figures(case(name), answers(name, "float32"), past=True), largest=1e-2)
+
+
+@pytest.mark.parametrize("precision", ROUNDED)
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_rounded_logprobs_stay_near_the_oracles(name, precision, case, answers):
+    found = answers(name, precision)
+    check_logprobs(figures(case(name), found, past=False), mean=MEAN_UP_TO_TOPK)
+    check_logprobs(figures(case(name), found, past=True), mean=MEAN_PAST_TOPK)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_a_fault_changes_the_tokens_in_float32(mutation, case, answers):
+    name = next(iter(CHECKPOINTS))
+    with pytest.raises(AssertionError, match=r"prompts differ"):
+        compare_tokens(answers(name, "float32", mutation).tokens, case(name).continuations)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_a_fault_doubles_the_distance_in_bf16(mutation, case, answers):
+    name = next(iter(CHECKPOINTS))
+    own = figures(case(name), answers(name, "fp8 index keys"), past=True)
+    faulty = figures(case(name), answers(name, "fp8 index keys", mutation), past=True)
+    print(f"own {own}; with {mutation} {faulty}")
+    assert faulty.mean >= 2 * own.mean

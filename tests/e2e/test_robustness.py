@@ -1,0 +1,200 @@
+"""A server under load, aborts and malformed requests stays healthy, and gives every page back."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from sglang_glm53.testing.server import Server
+from tests.e2e.asking import generate_all, prompt
+
+GENERATE, CHAT, COMPLETIONS = "/generate", "/v1/chat/completions", "/v1/completions"
+HEALTHY = prompt(90)
+CLIENTS = 16
+CONTEXT = 512
+POOL = 2048
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def server(serve, checkpoint) -> Iterator[Server]:
+    sizes = ("--context-length", str(CONTEXT), "--max-total-tokens", str(POOL))
+    with serve(checkpoint("default"), "--dtype", "bfloat16", *sizes) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def healthy(server) -> list[int]:
+    """What the server answers to HEALTHY before anything else happened."""
+    return server.generate(HEALTHY)["output_ids"]
+
+
+def load(server: Server) -> dict[str, Any]:
+    """The one scheduler's load: requests running and waiting, and the tokens that requests hold."""
+    (only,) = server.get("/v1/loads").json()["loads"]
+    return {key: only[key] for key in ("num_running_reqs", "num_waiting_reqs", "num_used_tokens")}
+
+
+IDLE = {"num_running_reqs": 0, "num_waiting_reqs": 0, "num_used_tokens": 0}
+
+
+def check_returned(server: Server) -> None:
+    """Nothing runs, no page is held, and every page can be handed out again: the cache can be emptied."""
+    deadline = time.monotonic() + 30
+    while load(server) != IDLE and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert load(server) == IDLE
+    server.flush_cache()
+    # Together they fill the pool to less than a page.
+    whole = [prompt(CONTEXT - 8, seed) for seed in range(POOL // CONTEXT)]
+    answers = server.generate(whole, 4)
+    assert [answer["meta_info"]["num_retractions"] for answer in answers] == [0] * len(whole)
+
+
+def check_healthy(server: Server, expected: list[int]) -> None:
+    assert server.get("/health_generate").status_code == 200
+    assert server.generate(HEALTHY)["output_ids"] == expected
+
+
+def sp(**fields: Any) -> dict[str, Any]:
+    return {"input_ids": HEALTHY, "sampling_params": {"max_new_tokens": 2, **fields}}
+
+
+def ask(**fields: Any) -> dict[str, Any]:
+    return {**sp(), **fields}
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": "default", "messages": MESSAGES, "max_tokens": 2, **fields}
+
+
+# name -> (route, JSON body or raw bytes, what the error must name)
+MALFORMED: dict[str, tuple[str, Any, str]] = {
+    "prompt too long": (GENERATE, ask(input_ids=[40] * (CONTEXT + 1)), "longer than the model's context"),
+    "too many new tokens": (GENERATE, sp(max_new_tokens=10**6), "exceeds the model's maximum context length"),
+    "new tokens past an integer": (GENERATE, sp(max_new_tokens=10**30), "expected i64"),
+    "negative max_new_tokens": (GENERATE, sp(max_new_tokens=-1), "max_new_tokens must be at least 0"),
+    "max_new_tokens as text": (GENERATE, sp(max_new_tokens="many"), "expected i64"),
+    "unknown sampling field": (GENERATE, sp(nonsense=1), "unknown field `nonsense`"),
+    "negative temperature": (GENERATE, sp(temperature=-1), "temperature"),
+    "top_p over 1": (GENERATE, sp(top_p=2), "top_p"),
+    "broken regex": (GENERATE, sp(regex="("), "regex"),
+    "no prompt": (GENERATE, {"sampling_params": {}}, "text, input_ids or input_embeds"),
+    "no token": (GENERATE, ask(input_ids=[]), "input_ids"),
+    "empty text": (GENERATE, {"text": ""}, "no token"),
+    "token past the vocabulary": (GENERATE, ask(input_ids=[40, 10**6]), "input_ids holds 1000000"),
+    "negative token": (GENERATE, ask(input_ids=[40, -3]), "input_ids holds -3"),
+    "token as text": (GENERATE, ask(input_ids=["a"]), "input_ids"),
+    "token past 64 bits": (GENERATE, ask(input_ids=[2**63]), "input_ids"),
+    "huge logprob count": (
+        GENERATE,
+        ask(return_logprob=True, top_logprobs_num=10**9),
+        "top_logprobs_num (logprobs, top_logprobs) is 1000000000",
+    ),
+    "logprobs of a token past the vocabulary": (
+        GENERATE,
+        ask(return_logprob=True, token_ids_logprob=[10**6]),
+        "token_ids_logprob",
+    ),
+    "logprobs from past the prompt": (
+        GENERATE,
+        ask(return_logprob=True, logprob_start_len=10**6),
+        "logprob_start_len",
+    ),
+    "logprobs from before it": (
+        GENERATE,
+        ask(return_logprob=True, logprob_start_len=-7),
+        "logprob_start_len",
+    ),
+    "a list for a body": (GENERATE, [1, 2], "validation error"),
+    "broken UTF-8": (GENERATE, b'{"text": "\xff\xfe"}', "JSON decode error"),
+    "half a surrogate pair": (GENERATE, rb'{"text": "\ud800"}', "JSON decode error"),
+    "cut JSON": (GENERATE, b'{"text": ', "JSON decode error"),
+    "deep JSON": (GENERATE, b"[" * 100_000, "JSON decode error"),
+    "empty body": (GENERATE, b"", "Field required"),
+    "chat without messages": (CHAT, {"model": "default"}, "messages"),
+    "chat with no message": (CHAT, chat(messages=[]), "Messages cannot be empty"),
+    "chat with an unknown role": (CHAT, chat(messages=[{"role": "wizard", "content": "x"}]), "role"),
+    "chat with huge logprobs": (CHAT, chat(logprobs=True, top_logprobs=10**6), "top_logprobs"),
+    "chat with negative max_tokens": (CHAT, chat(max_tokens=-4), "max_new_tokens must be at least 0"),
+    "chat with a text for temperature": (CHAT, chat(temperature="hot"), "temperature"),
+    "completion without a prompt": (COMPLETIONS, {"model": "default"}, "prompt"),
+    "completion with huge logprobs": (
+        COMPLETIONS,
+        {"model": "default", "prompt": "hello", "max_tokens": 1, "logprobs": 10**6},
+        "logprobs",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_request_gets_a_proper_error(name, server, healthy):
+    path, body, named = MALFORMED[name]
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    response = server.post(path, data=raw, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400, response.text
+    assert named in json.dumps(response.json(), ensure_ascii=False)
+    assert server.generate(HEALTHY)["output_ids"] == healthy
+
+
+# What SGLang's own routes take without a word: no error to check, but no harm either.
+TOLERATED = {
+    "unknown field": (GENERATE, ask(nonsense=1)),
+    "text and tokens": (GENERATE, ask(text="hello")),
+    "no answer asked for": (GENERATE, sp(n=0)),
+    "unknown model": (CHAT, chat(model="no-such-model")),
+}
+
+
+@pytest.mark.parametrize("name", TOLERATED)
+def test_a_tolerated_request_does_no_harm(name, server, healthy):
+    path, body = TOLERATED[name]
+    assert server.post(path, json=body).status_code == 200
+    assert server.generate(HEALTHY)["output_ids"] == healthy
+
+
+def client(server: Server, seed: int) -> list[str]:
+    """Six requests of random length, some streamed and dropped half-way, some aborted by id."""
+    draw = random.Random(seed)
+    outcomes = []
+    for turn in range(6):
+        one = prompt(draw.randrange(1, 200), seed=draw.randrange(4))
+        new_tokens, way = draw.randrange(1, 12), ("whole", "dropped", "aborted")[turn % 3]
+        if way == "whole":
+            assert len(server.generate(one, new_tokens)["output_ids"]) == new_tokens
+        else:
+            rid = f"client{seed}-{turn}"
+            events = server.stream(one, 200, rid=rid)
+            for _ in range(draw.randrange(1, 4)):
+                next(events)
+            if way == "dropped":
+                events.close()
+            else:
+                server.post("/abort_request", json={"rid": rid}).raise_for_status()
+                last = list(events)[-1]
+                assert last["meta_info"]["finish_reason"]["type"] == "abort"
+        outcomes.append(way)
+    return outcomes
+
+
+def test_16_clients_with_aborts_in_mid_stream(server, healthy):
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        outcomes = list(pool.map(lambda seed: client(server, seed), range(CLIENTS)))
+    assert outcomes == [["whole", "dropped", "aborted"] * 2] * CLIENTS
+    check_returned(server)
+    check_healthy(server, healthy)
+
+
+def test_more_requests_than_pages_wait_their_turn(server, healthy):
+    """Three times what the pool holds, at once."""
+    prompts = [prompt(CONTEXT - 64, seed) for seed in range(3 * POOL // CONTEXT)]
+    answers = generate_all(server, prompts, 16, parallel=len(prompts))
+    assert [len(answer["output_ids"]) for answer in answers] == [16] * len(prompts)
+    check_returned(server)
+    check_healthy(server, healthy)

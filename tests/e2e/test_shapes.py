@@ -1,0 +1,150 @@
+"""In float32 a request gives the same tokens however the server runs it; each way is proved to have run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from sglang_glm53.geometry import PAGE
+from sglang_glm53.testing.compare import Continuation, compare_tokens
+from sglang_glm53.testing.server import Server
+from tests.e2e.asking import continuation, generate_all, prompt, tokens
+
+NEW_TOKENS = 8
+PROMPTS = [prompt(5 + 17 * i) for i in range(16)]
+FLOAT32 = ("--dtype", "float32", "--decode-log-interval", "1")
+
+
+@pytest.fixture(scope="module")
+def server(serve, checkpoint) -> Iterator[Server]:
+    """One rank, unchunked."""
+    with serve(checkpoint("default"), *FLOAT32) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def alone(server) -> list[Continuation]:
+    """The reference: every prompt by itself, nothing cached."""
+    answers = []
+    for one in PROMPTS:
+        server.flush_cache()
+        answers.append(server.generate(one, NEW_TOKENS, return_logprob=True, top_logprobs_num=2))
+    assert all(answer["meta_info"]["cached_tokens"] == 0 for answer in answers)
+    return [continuation(answer) for answer in answers]
+
+
+def cached(answers: list[dict]) -> list[int]:
+    return [answer["meta_info"]["cached_tokens"] for answer in answers]
+
+
+def all_at_once(server: Server) -> list[dict]:
+    """Every prompt in one request, so that they meet in one batch."""
+    return server.generate(PROMPTS, NEW_TOKENS)
+
+
+def test_a_batch_of_16_mixed_lengths(server, alone):
+    server.flush_cache()
+    before = len(server.log_text())
+    found = all_at_once(server)
+    assert cached(found) == [0] * 16
+    assert "Decode batch, #running-req: 16," in server.log_text()[before:]
+    compare_tokens(tokens(found), alone)
+
+
+def test_after_a_prefix_hit(server, alone):
+    server.flush_cache()
+    generate_all(server, PROMPTS, 1)
+    found = generate_all(server, PROMPTS, NEW_TOKENS)
+    # The last token is always computed again, whole pages before it are not.
+    assert cached(found) == [(len(one) - 1) // PAGE * PAGE for one in PROMPTS]
+    assert sum(cached(found)) > 0
+    compare_tokens(tokens(found), alone)
+
+
+def test_streamed(server, alone):
+    streamed = []
+    for one in PROMPTS:
+        events = [event["output_ids"] for event in server.stream(one, NEW_TOKENS)]
+        assert [len(event) for event in events] == list(range(1, NEW_TOKENS + 1))
+        streamed.append(events[-1])
+    compare_tokens(streamed, alone)
+
+
+def test_after_a_flush(server, alone):
+    generate_all(server, PROMPTS, 1)
+    server.flush_cache()
+    found = [server.generate(one, NEW_TOKENS) for one in PROMPTS]
+    assert cached(found) == [0] * 16
+    compare_tokens(tokens(found), alone)
+
+
+def chunked(server: Server, answers: list[dict]) -> None:
+    whole_chunks = len(re.findall(r"Prefill batch, #new-seq: 1, #new-token: 64,", server.log_text()))
+    assert whole_chunks >= sum(len(one) // 64 for one in PROMPTS[::3])
+
+
+def two_ranks(server: Server, answers: list[dict]) -> None:
+    assert server.server_info()["tp_size"] == 2
+    assert {" TP0]", " TP1]"} <= set(re.findall(r" TP\d\]", server.log_text()))
+
+
+def both_data_ranks(server: Server, answers: list[dict]) -> None:
+    assert {answer["meta_info"]["dp_rank"] for answer in answers} == {0, 1}
+    for rank in (0, 1):
+        assert re.search(rf" DP{rank} TP{rank}[^]]*\] Decode batch", server.log_text())
+
+
+def both_expert_ranks(server: Server, answers: list[dict]) -> None:
+    assert server.server_info()["ep_size"] == 2
+    assert {" TP0 EP0]", " TP1 EP1]"} <= set(re.findall(r" TP\d EP\d\]", server.log_text()))
+
+
+SHAPES = {
+    "chunks of 64": (("--chunked-prefill-size", "64"), chunked),
+    "mixed chunks": (("--chunked-prefill-size", "64", "--enable-mixed-chunk"), chunked),
+    "TP 2": (("--tp-size", "2"), two_ranks),
+    "DP 2": (("--tp-size", "2", "--attn-dp-size", "2"), both_data_ranks),
+    "EP 2": (("--tp-size", "2", "--ep-size", "2"), both_expert_ranks),
+    "DP 2 and EP 2": (("--tp-size", "2", "--attn-dp-size", "2", "--ep-size", "2"), both_data_ranks),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_another_shape_gives_the_same_tokens(shape, serve, checkpoint, alone):
+    flags, happened = SHAPES[shape]
+    check: Callable[[Server, list[dict]], None] = happened
+    with serve(checkpoint("default"), *FLOAT32, *flags) as other:
+        serial = [other.generate(one, NEW_TOKENS) for one in PROMPTS[::3]]
+        other.flush_cache()
+        together = all_at_once(other)
+        check(other, together)
+    compare_tokens(tokens(serial), alone[::3])
+    compare_tokens(tokens(together), alone)
+
+
+FAULTS = {
+    "neighbours_rows": (),
+    "no_cached_prefix": ("--chunked-prefill-size", "64"),
+    "no_all_reduce": ("--tp-size", "2"),
+    "gather_own_rows": ("--tp-size", "2", "--attn-dp-size", "2"),
+    "foreign_experts": ("--tp-size", "2", "--ep-size", "2"),
+}
+
+
+@pytest.mark.parametrize("mutation", FAULTS)
+def test_a_fault_of_the_shape_changes_the_tokens(mutation, serve, checkpoint, alone):
+    with serve(checkpoint("default"), *FLOAT32, *FAULTS[mutation], mutation=mutation) as faulty:
+        found = tokens(all_at_once(faulty))
+    with pytest.raises(AssertionError, match="prompts differ"):
+        compare_tokens(found, alone)
+
+
+def test_a_prefix_that_is_forgotten_changes_the_tokens(serve, checkpoint, alone):
+    with serve(checkpoint("default"), *FLOAT32, mutation="no_cached_prefix") as faulty:
+        generate_all(faulty, PROMPTS, 1)
+        found = generate_all(faulty, PROMPTS, NEW_TOKENS)
+    assert sum(cached(found)) > 0
+    with pytest.raises(AssertionError, match="prompts differ"):
+        compare_tokens(tokens(found), alone)
