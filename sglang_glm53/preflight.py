@@ -99,13 +99,18 @@ def _architecture_reason(architecture: str) -> str:
 
 
 def _quantization_reasons(quantization: Any) -> list[str]:
-    """FP8 must come in GLM-5.3's blocks; every other scheme runs SGLang's own linear and MoE kernels."""
+    """bf16, or FP8 in GLM-5.3's blocks: strict loading knows the tensors of no other scheme."""
     if quantization is None:
         return []
     fields = quantization if isinstance(quantization, Mapping) else quantization.to_dict()
-    block = fields.get("weight_block_size")
+    method, block = fields.get("quant_method"), fields.get("weight_block_size")
     wanted = list(geometry.FP8_BLOCK)
-    if fields.get("quant_method") != "fp8" or block in (wanted, geometry.FP8_BLOCK):
+    if method != "fp8":
+        return [
+            f"config.json: quantization_config.quant_method={method}: this package serves bf16 and FP8 block "
+            "checkpoints: leave out --model-impl for SGLang's own implementation"
+        ]
+    if block in (wanted, geometry.FP8_BLOCK):
         return []
     return [
         f"config.json: quantization_config.weight_block_size={block}: an FP8 checkpoint must be quantised in "

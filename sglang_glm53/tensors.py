@@ -10,7 +10,7 @@ from sglang_glm53.geometry import FP8_BLOCK, FULL, Geometry
 SCALE_SUFFIX = "_scale_inv"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TensorSpec:
     """One stored tensor. kind: "bf16", "f32", "fp8" (e4m3 with a block scale) or "scale" (that scale, FP32).
 

@@ -25,8 +25,6 @@ def as_object(config):
         {"quantization_config": FP8},
         {"quantization_config": SimpleNamespace(to_dict=lambda: FP8)},
         {"quantization_config": FP8 | {"weight_block_size": (128, 128)}},
-        {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}},
-        {"quantization_config": {"quant_method": "compressed-tensors"}},
         {"n_group": ..., "topk_group": ...},
         {"index_topk": 1},
         {"indexer_types": ...},
@@ -88,6 +86,11 @@ REFUSALS = [
         {"quantization_config": FP8 | {"weight_block_size": [64, 128]}},
         "config.json: quantization_config.weight_block_size=[64, 128]: an FP8 checkpoint must be "
         "quantised in blocks of [128, 128]",
+    ),
+    (
+        {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}},
+        "config.json: quantization_config.quant_method=modelopt: this package serves bf16 and FP8 block "
+        "checkpoints: leave out --model-impl for SGLang's own implementation",
     ),
     (
         {"quantization_config": {"quant_method": "fp8"}},

@@ -140,10 +140,10 @@ class Intake:
         """A tensor's name with its file, as far as that is known."""
         return f"{name} in {self.files[name]}" if name in self.files else name
 
-    def problems(self) -> list[str]:
-        """Every problem of the pass so far, one line for each kind."""
+    def problems(self, *, ended: bool = True) -> list[str]:
+        """Every problem of the pass so far, one line for each kind. ended: what has not come is missing."""
         found = {kind: list(items) for kind, items in self._found.items()}
-        if self.complete:
+        if self.complete and ended:
             self._add_absent(found)
         if self.extra and not self.allow_extra:
             found[f"{EXTRA} (--model-loader-extra-config '{{\"{EXTRA_KEY}\": true}}' skips them)"] = (

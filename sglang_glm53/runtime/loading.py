@@ -211,11 +211,15 @@ def _checked(
 
 
 def _read_problems(source: Source | None, intake: Intake, last: str, error: BaseException) -> list[str]:
-    """Why SGLang's reader failed: broken files, looked for again since they may have come by download."""
+    """Why SGLang's reader failed, and what was found until then.
+
+    Broken files are looked for again: a download may have brought them.
+    """
     checkpoint = source.checkpoint() if source else None
     broken = checkpoint.missing + checkpoint.broken if checkpoint else []
     after = f"after {intake.place(last)}" if last else "before the first tensor"
-    return [*broken, f"reading failed {after}: {type(error).__name__}: {error}"]
+    failure = f"reading failed {after}: {type(error).__name__}: {error}"
+    return [*intake.problems(ended=False), *broken, failure]
 
 
 def loaded_problems(model: Any, intake: Intake) -> list[str]:

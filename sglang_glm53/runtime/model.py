@@ -11,7 +11,6 @@ from sglang.srt.models import deepseek_v2
 from sglang.srt.models.deepseek_v2 import DeepseekV2DecoderLayer, DeepseekV2Model
 from sglang.srt.models.glm4_moe import GlmMoeDsaForCausalLM
 
-from sglang_glm53.geometry import Geometry
 from sglang_glm53.runtime import loading
 from sglang_glm53.runtime.attention import Glm53Attention
 from sglang_glm53.runtime.indexer import Glm53Indexer
@@ -66,7 +65,6 @@ class Glm53ForCausalLM(GlmMoeDsaForCausalLM):  # type: ignore[misc]
     """
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
-        self.geometry = Geometry.from_config(config)
         with built_from({deepseek_v2: {**LAYER_CLASSES, "DeepseekV2Model": Glm53Model}}):
             super().__init__(config, quant_config, prefix)
 

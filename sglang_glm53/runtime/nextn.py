@@ -9,7 +9,6 @@ import torch
 from sglang.srt.models import deepseek_nextn, deepseek_v2
 from sglang.srt.models.glm4_moe import GlmMoeDsaForCausalLMNextN
 
-from sglang_glm53.geometry import Geometry
 from sglang_glm53.runtime import loading
 from sglang_glm53.runtime.model import LAYER_CLASSES, Glm53DecoderLayer, built_from
 
@@ -18,7 +17,6 @@ class Glm53ForCausalLMNextN(GlmMoeDsaForCausalLMNextN):  # type: ignore[misc]
     """The MTP layer with GLM-5.3's layer classes. Source: SGLang 0.5.23, models/glm4_moe.py:1288."""
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
-        self.geometry = Geometry.from_config(config)
         parts: dict[Any, dict[str, type]] = {
             deepseek_v2: LAYER_CLASSES,
             deepseek_nextn: {"DeepseekV2DecoderLayer": Glm53DecoderLayer},

@@ -250,10 +250,10 @@ class Server:
         """A POST request."""
         return self.request("POST", path, **kwargs)
 
-    def generate(self, prompt: Sequence[int] | str, max_new_tokens: int = 8, **fields: Any) -> dict[str, Any]:
-        """A greedy /generate request that ignores EOS. prompt: token ids, or text. fields: further request
-        fields. Raises requests.HTTPError with the server's answer."""
-        answer: dict[str, Any] = self._checked(
+    def generate(self, prompt: Prompt, max_new_tokens: int = 8, **fields: Any) -> Any:
+        """A greedy /generate request that ignores EOS. fields: further request fields. Returns the answer, a
+        list of them for several prompts. Raises requests.HTTPError with the server's answer."""
+        answer: Any = self._checked(
             self.post("/generate", json=_generate_body(prompt, max_new_tokens, fields))
         )
         return answer

@@ -18,24 +18,24 @@ GAINS = {
     "embed_tokens": 1.0,
     # Logits of standard deviation 1.5: a tie of the two best tokens within 1e-3 is rare (0.2 % of positions),
     # and bf16 logits stay below 8, where one step is 0.03.
-    "lm_head": 1.1,
+    "lm_head": 1.4,
     "q_a_proj": 1.0,
     # Attention logits of standard deviation 1: no token takes all the weight, so each selected one counts.
     "q_b_proj": 1.0,
     "kv_a_proj_with_mqa": 1.0,
     "kv_b_proj": 1.0,
     # The mean of 64 random values is small; with this gain an attention layer adds about 4 % of RMS.
-    "o_proj": 0.3,
+    "o_proj": 0.25,
     "gate_proj": 1.0,
     "up_proj": 1.0,
     # Dense layers and the shared expert, which always run.
     "down_proj": 0.2,
     # A routed expert's weight is about 1.25 (2.5 over two of them) and the choice between experts is a cliff.
-    "experts.down_proj": 0.08,
+    "experts.down_proj": 0.075,
     "gate": 1.0,
     "wq_b": 1.0,
     # The index key's variance before its LayerNorm is 1e-6, the LayerNorm's eps: eps 1e-5 shows at once.
-    "wk": 1e-3,
+    "wk": 8e-4,
     "weights_proj": 1.0,
     "eh_proj": 0.3,
 }
@@ -43,11 +43,11 @@ GAINS = {
 NORM_SPREAD = 0.1
 # With no bias, a wrong eps would only stretch the index keys and hardly reorder them. Half the size of the
 # normalised key: a larger one costs FP8 precision where the keys differ.
-INDEX_BIAS = 0.5
+INDEX_BIAS = 0.6
 # The spread of the router's scores, sigmoid of unit logits, is 0.2: a bias of that size changes the choice
 # for most tokens and leaves no expert without work. The offset is the published checkpoints' trait that
 # bf16 would keep only a few steps of the spread (SGLang 0.5.23, models/deepseek_v2.py:519).
-ROUTER_BIAS, ROUTER_OFFSET = 0.12, 8.0
+ROUTER_BIAS, ROUTER_OFFSET = 0.15, 8.0
 # The MTP layer's two copies are the main model's own tensors.
 COPIES = {"embed_tokens.weight": "model.embed_tokens.weight", "shared_head.head.weight": "lm_head.weight"}
 

@@ -39,8 +39,8 @@ def without(name):
     return lambda tensors: {key: value for key, value in tensors.items() if key != name}
 
 
-def transposed(tensors):
-    return tensors | {LAST_EXPERT: tensors[LAST_EXPERT].T.contiguous()}
+def with_a_row_less(tensors):
+    return tensors | {LAST_EXPERT: tensors[LAST_EXPERT][1:].contiguous()}
 
 
 def with_an_indexer(tensors):
@@ -50,7 +50,7 @@ def with_an_indexer(tensors):
 # fault -> (a tensor whose file is changed, the change, what the error must name)
 FAULTS = {
     "missing tensor": (LAST_EXPERT, without(LAST_EXPERT), [LAST_EXPERT, "missing"]),
-    "wrong shape": (LAST_EXPERT, transposed, [LAST_EXPERT, "{file}", "[256, 256]", "[256, 256]"]),
+    "wrong shape": (LAST_EXPERT, with_a_row_less, [LAST_EXPERT, "{file}", "[255, 256]", "[256, 256]"]),
     "indexer on a shared layer": (LAST_EXPERT, with_an_indexer, [ON_SHARED, "{file}", "shared"]),
 }
 

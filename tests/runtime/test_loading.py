@@ -165,6 +165,19 @@ def test_a_reader_that_fails_is_placed(error, first):
     assert raised.value.__cause__ is error
 
 
+def test_what_was_found_before_the_reader_failed_is_told_too():
+    def broken():
+        yield NORM, torch.zeros(3)
+        raise OSError("gone")
+
+    with pytest.raises(WeightLoadError) as raised:
+        load_strictly(fake_model(Build()), broken(), list, source=NOWHERE)
+    assert raised.value.problems == (
+        f"wrong shape (1): {NORM} is [3], expected [256]",
+        f"reading failed after {NORM}: OSError: gone",
+    )
+
+
 def test_a_reader_that_fails_on_a_download_names_the_cut_shard(tmp_path):
     snapshot = hub_cache(tmp_path)
 
