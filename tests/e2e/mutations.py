@@ -34,6 +34,8 @@ def wrong_rope_style() -> None:
         interleaved = self.rotary_emb
         self.rotary_emb = copy.copy(interleaved)
         self.rotary_emb.is_neox_style = not interleaved.is_neox_style
+        # SGLang's op keeps the bound method of the module it was copied from.
+        self.rotary_emb._forward_method = None
         try:
             return original(self, *args)
         finally:
@@ -47,12 +49,12 @@ def wrong_index_group() -> None:
     from sglang_glm53.cpu import indexer
     from sglang_glm53.runtime.attention import Glm53Attention
 
-    select, prepare = indexer.indexer_forward, Glm53Attention.forward_absorb_prepare
+    select, prepare = indexer._select_rows, Glm53Attention.forward_absorb_prepare
     first: list[Any] = [None]
 
-    def indexer_forward(self: Any, *args: Any, **named: Any) -> Any:
-        selection = select(self, *args, **named)
-        if self.layer_id == 0:
+    def select_rows(backend: Any, layer_id: int, *args: Any) -> torch.Tensor:
+        selection = select(backend, layer_id, *args)
+        if layer_id == 0:
             first[0] = selection
         return selection
 
@@ -62,7 +64,7 @@ def wrong_index_group() -> None:
             call.arguments["prev_topk_indices"] = first[0]
         return prepare(*call.args, **call.kwargs)
 
-    indexer.indexer_forward = indexer_forward
+    indexer._select_rows = select_rows
     Glm53Attention.forward_absorb_prepare = forward_absorb_prepare
 
 
@@ -158,3 +160,16 @@ def foreign_experts() -> None:
 def fails_at_start() -> None:
     """Raise, as a broken server would."""
     raise RuntimeError("the mutation's reason")
+
+
+def one_scale_for_all_groups() -> None:
+    """Quantise the inputs of FP8 products with the first group's scale throughout."""
+    from sglang_glm53.cpu import fp8
+
+    original = fp8.quantise_activation
+
+    def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values, scales = original(x)
+        return values, scales[..., :1].expand_as(scales)
+
+    fp8.quantise_activation = quantise
