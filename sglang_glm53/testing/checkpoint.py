@@ -55,10 +55,13 @@ def write(
     problems = spec.problems()
     if twin is not None and not spec.fp8:
         problems.append("--twin: add --fp8; a bf16 checkpoint is its own twin")
+    if twin is not None and twin.resolve() == out.resolve():
+        problems.append(f"--twin {twin}: choose another folder than the checkpoint's own")
     if problems:
         raise SpecError("; ".join(problems))
     if spec.fp8 and twin is None:
-        twin = out.with_name(out.name + "-bf16")
+        whole = out.resolve()
+        twin = whole.with_name(whole.name + "-bf16")
     words = tokenizer.build(spec.vocab)
     stops = [words.token_to_id(token) for token in (tokenizer.END, tokenizer.USER, tokenizer.OBSERVATION)]
     settings = config(spec, stops)
