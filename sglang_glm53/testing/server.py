@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -111,6 +112,7 @@ class Zygote:
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path, cwd: Path) -> None:
         self._log = log
+        self._turn = threading.Lock()
         with log.open("w") as output:
             self._process = subprocess.Popen(
                 command,
@@ -125,11 +127,12 @@ class Zygote:
         self._answer()
 
     def ask(self, **command: Any) -> Any:
-        """Send one command and wait for its answer."""
+        """Send one command and wait for its answer; threads take turns."""
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):
-            print(json.dumps(command), file=self._process.stdin, flush=True)
-        return self._answer()
+        with self._turn:
+            with suppress(BrokenPipeError):
+                print(json.dumps(command), file=self._process.stdin, flush=True)
+            return self._answer()
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None
@@ -204,7 +207,7 @@ class Server:
     ) -> None:
         self.kill()
 
-    def wait_ready(self, timeout: float = 120.0) -> None:
+    def wait_ready(self, timeout: float = 300.0) -> None:
         """Wait until requests are taken; raises ServerError when it ended or after timeout seconds."""
         while time.monotonic() < self._started + timeout:
             if (code := self._process.poll()) is not None:
@@ -227,6 +230,18 @@ class Server:
             time.sleep(0.02)
         for path in self._shared_memory:
             path.unlink(missing_ok=True)
+
+    def cpu_seconds(self) -> list[float]:
+        """The CPU time that each process of the server has used so far, the first process's first."""
+        used: dict[int, float] = {}
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            pid = int(stat.parent.name)
+            with suppress(OSError):
+                if os.getpgid(pid) == self._process.pid:
+                    # After the name in parentheses, fields 14 and 15 are user and system time in ticks.
+                    ticks = sum(map(int, stat.read_text().rpartition(")")[2].split()[11:13]))
+                    used[pid] = ticks / os.sysconf("SC_CLK_TCK")
+        return [used.pop(self._process.pid, 0.0), *used.values()]
 
     def log_text(self) -> str:
         """All that the server has printed."""

@@ -41,9 +41,10 @@ def score_all(
 ) -> list[list[float]]:
     """Teacher-forced logprobs (natural log) of each continuation's tokens after its prompt."""
     whole = [[*one, *after.tokens] for one, after in zip(prompts, continuations, strict=True)]
+    starts = [len(one) - 1 for one in prompts]
+    answers = server.generate(whole, 1, return_logprob=True, logprob_start_len=starts)
     scores = []
-    for one, sequence in zip(prompts, whole, strict=True):
-        answer = server.generate(sequence, 1, return_logprob=True, logprob_start_len=len(one) - 1)
+    for one, sequence, answer in zip(prompts, whole, answers, strict=True):
         scored = answer["meta_info"]["input_token_logprobs"][1:]
         assert [token for _, token, _ in scored] == sequence[len(one) :]
         scores.append([value for value, _, _ in scored])

@@ -157,6 +157,14 @@ def foreign_experts() -> None:
     moe.routed_experts = routed_experts
 
 
+def leaked_pages() -> None:
+    """Lose one page of every set that is given back."""
+    from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+
+    original = PagedTokenToKVPoolAllocator._release_page_ids
+    PagedTokenToKVPoolAllocator._release_page_ids = lambda self, pages: original(self, pages[1:])
+
+
 def fails_at_start() -> None:
     """Raise, as a broken server would."""
     raise RuntimeError("the mutation's reason")
@@ -173,3 +181,39 @@ def one_scale_for_all_groups() -> None:
         return values, scales[..., :1].expand_as(scales)
 
     fp8.quantise_activation = quantise
+
+
+def stale_fp8_form() -> None:
+    """Attach to a norm's output the FP8 form of the last output of its shape."""
+    from sglang_glm53.runtime import prequantised
+
+    make = prequantised.MAKERS["torch"]
+    last: dict[torch.Size, Any] = {}
+
+    def make_stale(*args: Any) -> Any:
+        y, residual, own = make(*args)
+        stale, last[y.shape] = last.get(y.shape, own), own
+        return y, residual, stale
+
+    prequantised.MAKERS["torch"] = make_stale
+
+
+def unnoticed_stale_fp8_form() -> None:
+    """The same, with the check of every take left out."""
+    from sglang_glm53.runtime import boundary
+
+    boundary.describes = lambda quantised, x: True
+    stale_fp8_form()
+
+
+def copied_outputs() -> None:
+    """Give on a copy of each norm's output, which carries no FP8 form; no fault, projections must cope."""
+    from sglang_glm53.runtime.boundary import Site
+
+    normalise = Site.normalise
+
+    def normalise_and_copy(self: Any, *args: Any) -> Any:
+        found = normalise(self, *args)
+        return found and (found[0].clone(), found[1])
+
+    Site.normalise = normalise_and_copy

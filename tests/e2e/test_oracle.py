@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +16,8 @@ from sglang_glm53.testing.compare import (
     compare_tokens,
     logprob_figures,
 )
-from tests.e2e.asking import generate_all, prompt, score_all, tokens
+from tests.e2e.ahead import parameters, run_ahead
+from tests.e2e.asking import prompt, score_all, tokens
 from tests.e2e.checkpoints import CHECKPOINTS
 
 NEW_TOKENS = 16
@@ -29,6 +29,7 @@ PRECISIONS = {
     "fp8 rows and index keys": ("--dtype", "bfloat16", "--kv-cache-dtype", "fp8_e4m3"),
 }
 ROUNDED = tuple(PRECISIONS)[1:]
+DEFAULT = "default"
 # Design section 4: the largest mean |dlogprob| against the oracle, up to index_topk and past it.
 MEAN_UP_TO_TOPK, MEAN_PAST_TOPK = 0.06, 0.25
 MUTATIONS = (
@@ -65,9 +66,16 @@ class Answers:
     scores: list[list[float]]
 
 
+def wanted(request: pytest.FixtureRequest) -> list[tuple[str, str, str]]:
+    """(checkpoint, precision, mutation) of every test that runs."""
+    return [
+        (own.get("name", DEFAULT), own.get("precision", "float32"), own.get("mutation", ""))
+        for own in parameters(request)
+    ]
+
+
 @pytest.fixture(scope="module")
-def case(checkpoint, oracle) -> Callable[[str], Case]:
-    @functools.cache
+def case(request, checkpoint, oracle) -> Iterator[Callable[[str], Case]]:
     def ask(name: str) -> Case:
         spec, path = CHECKPOINTS[name], checkpoint(name)
         prompts = [prompt(length, vocab=spec.vocab) for length in lengths(spec.index_topk)]
@@ -77,23 +85,27 @@ def case(checkpoint, oracle) -> Callable[[str], Case]:
         scores = [all_scores[len(one) - 1 :] for one, all_scores in scored]
         return Case(path, spec.index_topk, prompts, continuations, scores)
 
-    return ask
+    # The oracle is one process.
+    with run_ahead(ask, [(name,) for name, _, _ in wanted(request)], workers=1) as result:
+        yield result
 
 
 @pytest.fixture(scope="module")
-def answers(serve, case) -> Callable[..., Answers]:
-    @functools.cache
-    def ask(name: str, precision: str, mutation: str = "") -> Answers:
+def answers(request, serve, case) -> Iterator[Callable[..., Answers]]:
+    def ask(name: str, precision: str, mutation: str) -> Answers:
+        prompts, continuations = case(name).prompts, case(name).continuations
         flags = (*PRECISIONS[precision], "--chunked-prefill-size", str(CHUNK))
         with serve(case(name).path, *flags, mutation=mutation) as server:
-            scores = score_all(server, case(name).prompts, case(name).continuations)
+            scores = score_all(server, prompts, continuations)
+            assert f"#new-token: {CHUNK}," in server.log_text(), "no prompt was split into chunks"
             server.flush_cache()
-            found = generate_all(server, case(name).prompts, NEW_TOKENS)
-            chunks = server.log_text().count(f"#new-token: {CHUNK},")
-        assert chunks >= 2, "no prompt was split into chunks"
-        return Answers(tokens(found), scores)
+            # Only float32 promises the oracle's tokens.
+            exact = precision == "float32"
+            found = tokens(server.generate(prompts, NEW_TOKENS)) if exact else []
+        return Answers(found, scores)
 
-    return ask
+    with run_ahead(ask, wanted(request)) as result:
+        yield result
 
 
 def figures(case: Case, answers: Answers, *, past: bool) -> LogprobFigures:
@@ -110,29 +122,35 @@ def figures(case: Case, answers: Answers, *, past: bool) -> LogprobFigures:
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_in_float32_the_tokens_are_the_oracles(name, case, answers):
-    compare_tokens(answers(name, "float32").tokens, case(name).continuations)
-    check_logprobs(figures(case(name), answers(name, "float32"), past=True), largest=1e-2)
+    found = answers(name, "float32", "")
+    compare_tokens(found.tokens, case(name).continuations)
+    check_logprobs(figures(case(name), found, past=True), largest=1e-2)
 
 
 @pytest.mark.parametrize("precision", ROUNDED)
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_rounded_logprobs_stay_near_the_oracles(name, precision, case, answers):
-    found = answers(name, precision)
-    check_logprobs(figures(case(name), found, past=False), mean=MEAN_UP_TO_TOPK)
-    check_logprobs(figures(case(name), found, past=True), mean=MEAN_PAST_TOPK)
+    found = answers(name, precision, "")
+    up_to, past = (figures(case(name), found, past=side) for side in (False, True))
+    print(f"{name}, {precision}: up to index_topk {up_to}; past it {past}")
+    check_logprobs(up_to, mean=MEAN_UP_TO_TOPK)
+    check_logprobs(past, mean=MEAN_PAST_TOPK)
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_a_fault_changes_the_tokens_in_float32(mutation, case, answers):
-    name = next(iter(CHECKPOINTS))
-    with pytest.raises(AssertionError, match=r"prompts differ"):
-        compare_tokens(answers(name, "float32", mutation).tokens, case(name).continuations)
+    faulty = answers(DEFAULT, "float32", mutation)
+    with pytest.raises(AssertionError, match="prompts differ"):
+        compare_tokens(faulty.tokens, case(DEFAULT).continuations)
 
 
+@pytest.mark.parametrize(
+    "precision",
+    ["fp8 index keys", *(pytest.param(extra, marks=pytest.mark.matrix) for extra in ("bf16", ROUNDED[-1]))],
+)
 @pytest.mark.parametrize("mutation", MUTATIONS)
-def test_a_fault_doubles_the_distance_in_bf16(mutation, case, answers):
-    name = next(iter(CHECKPOINTS))
-    own = figures(case(name), answers(name, "fp8 index keys"), past=True)
-    faulty = figures(case(name), answers(name, "fp8 index keys", mutation), past=True)
-    print(f"own {own}; with {mutation} {faulty}")
+def test_a_fault_doubles_the_rounded_distance(mutation, precision, case, answers):
+    own = figures(case(DEFAULT), answers(DEFAULT, precision, ""), past=True)
+    faulty = figures(case(DEFAULT), answers(DEFAULT, precision, mutation), past=True)
+    print(f"{precision}: {own}; with {mutation}: {faulty}")
     assert faulty.mean >= 2 * own.mean

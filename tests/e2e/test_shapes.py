@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator
 
@@ -10,6 +11,7 @@ import pytest
 from sglang_glm53.geometry import PAGE
 from sglang_glm53.testing.compare import Continuation, compare_tokens
 from sglang_glm53.testing.server import Server
+from tests.e2e.ahead import parameters, run_ahead
 from tests.e2e.asking import continuation, generate_all, prompt, tokens
 
 NEW_TOKENS = 8
@@ -67,7 +69,9 @@ def test_streamed(server, alone):
     streamed = []
     for one in PROMPTS:
         events = [event["output_ids"] for event in server.stream(one, NEW_TOKENS)]
-        assert [len(event) for event in events] == list(range(1, NEW_TOKENS + 1))
+        # On a busy machine one event may bring two tokens; each repeats those before it.
+        assert 1 < len(events) <= NEW_TOKENS
+        assert all(later[: len(event)] == event for event, later in itertools.pairwise(events))
         streamed.append(events[-1])
     compare_tokens(streamed, alone)
 
@@ -111,19 +115,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_another_shape_gives_the_same_tokens(shape, serve, checkpoint, alone):
-    flags, happened = SHAPES[shape]
-    check: Callable[[Server, list[dict]], None] = happened
-    with serve(checkpoint("default"), *FLOAT32, *flags) as other:
-        serial = [other.generate(one, NEW_TOKENS) for one in PROMPTS[::3]]
-        other.flush_cache()
-        together = all_at_once(other)
-        check(other, together)
-    compare_tokens(tokens(serial), alone[::3])
-    compare_tokens(tokens(together), alone)
-
-
+# A fault of the wiring and the shape that must show it.
 FAULTS = {
     "neighbours_rows": (),
     "no_cached_prefix": ("--chunked-prefill-size", "64"),
@@ -133,15 +125,40 @@ FAULTS = {
 }
 
 
+@pytest.fixture(scope="module")
+def other(request, serve, checkpoint) -> Iterator[Callable[..., tuple[list, list]]]:
+    """What a server of another shape, or with a fault, answers: every third prompt alone, and all at once."""
+
+    def ask(shape: str, mutation: str) -> tuple[list[list[int]], list[list[int]]]:
+        flags, happened = SHAPES[shape] if shape else (FAULTS[mutation], None)
+        with serve(checkpoint("default"), *FLOAT32, *flags, mutation=mutation) as running:
+            serial = [running.generate(one, NEW_TOKENS) for one in PROMPTS[::3]] if happened else []
+            running.flush_cache()
+            together = all_at_once(running)
+            if happened:
+                happened(running, together)
+        return tokens(serial), tokens(together)
+
+    wanted = [(own.get("shape", ""), own.get("mutation", "")) for own in parameters(request) if own]
+    with run_ahead(ask, wanted) as result:
+        yield result
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_another_shape_gives_the_same_tokens(shape, other, alone):
+    serial, together = other(shape, "")
+    compare_tokens(serial, alone[::3])
+    compare_tokens(together, alone)
+
+
 @pytest.mark.parametrize("mutation", FAULTS)
-def test_a_fault_of_the_shape_changes_the_tokens(mutation, serve, checkpoint, alone):
-    with serve(checkpoint("default"), *FLOAT32, *FAULTS[mutation], mutation=mutation) as faulty:
-        found = tokens(all_at_once(faulty))
+def test_a_fault_of_the_shape_changes_the_tokens(mutation, other, alone):
+    _, together = other("", mutation)
     with pytest.raises(AssertionError, match="prompts differ"):
-        compare_tokens(found, alone)
+        compare_tokens(together, alone)
 
 
-def test_a_prefix_that_is_forgotten_changes_the_tokens(serve, checkpoint, alone):
+def test_a_forgotten_prefix_changes_the_tokens(serve, checkpoint, alone):
     with serve(checkpoint("default"), *FLOAT32, mutation="no_cached_prefix") as faulty:
         generate_all(faulty, PROMPTS, 1)
         found = generate_all(faulty, PROMPTS, NEW_TOKENS)

@@ -65,5 +65,5 @@ def test_the_classes_and_the_schedule_are_those_loaded(name, serve, checkpoint):
 )
 def test_each_data_parallel_group_has_its_entry(flags, ranks, serve, checkpoint):
     with serve(checkpoint("default"), "--tp-size", "2", *flags) as server:
-        found = [status["rank"] for status in statuses(server)]
+        found = sorted((status["rank"] for status in statuses(server)), key=lambda rank: rank["tp"])
     assert [{key: rank[key] for key in want} for rank, want in zip(found, ranks, strict=True)] == ranks

@@ -97,6 +97,9 @@ def test_leaving_ends_the_whole_group_and_its_shared_memory(tmp_path):
         assert runs(child)
         assert shared.exists()
         assert 0 < server.startup_seconds < 60
+        first, *others = server.cpu_seconds()
+        assert 0 < first < 60
+        assert len(others) == 1
         assert server.get("/other").status_code == 418
     deadline = time.monotonic() + 10
     while runs(child) and time.monotonic() < deadline:
