@@ -12,6 +12,8 @@ FLASH_ARCHITECTURE_PREFIX = "Glm5Next"
 
 FULL, SHARED = "full", "shared"
 MAX_INDEX_TOPK = 2048
+# The published checkpoint's, for examples and tables; what is served states its own in config.json.
+HIDDEN, Q_LORA = 6144, 2048
 FP8_BLOCK = (128, 128)
 FP8_MAX = 448.0
 INDEX_NORM_EPS = 1e-6

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sglang_glm53 import config, geometry, hooks, upstream
+from sglang_glm53.cards import STEMS
 from sglang_glm53.seams import Group
 
 logger = logging.getLogger("sglang_glm53")
@@ -41,7 +42,7 @@ def version_reason(found: str | None) -> str | None:
 def settings() -> tuple[config.Config, list[str]]:
     """The environment's settings, and what is wrong with them (the settings are the defaults then)."""
     try:
-        return config.read(), []
+        return config.read(stems=STEMS), []
     except ValueError as error:
         return config.Config(), [str(error)]
 

@@ -1,10 +1,10 @@
-"""Owns the checks of jit.csrc_dir: the wheel's sources, else the checkout's, else an error."""
+"""Owns the checks of jit: where the sources are, and what a build is asked for; ops' tests run the builds."""
 
 from pathlib import Path
 
 import pytest
 
-from sglang_glm53.jit import csrc_dir
+from sglang_glm53.jit import build, csrc_dir, include_dirs
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -35,3 +35,15 @@ def test_another_projects_csrc_is_not_ours(tmp_path):
         csrc_dir(package)
     assert str(package / "csrc") in str(error.value)
     assert str(tmp_path / "csrc") in str(error.value)
+
+
+def test_builds_search_our_folders():
+    assert include_dirs() == [str(ROOT / "csrc" / "include"), str(ROOT / "csrc")]
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "90a", ""])
+def test_an_unknown_architecture_is_refused(architecture):
+    with pytest.raises(
+        ValueError, match=f"architecture '{architecture}': use one of sm_90a, sm_100a, sm_103a"
+    ):
+        build("add_rmsnorm_quant", architecture)

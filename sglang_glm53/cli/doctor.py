@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from sglang_glm53 import __version__, config, hooks, jit, upstream
+from sglang_glm53.cards import STEMS
 
 OK, WARN, FAIL = "ok", "warn", "FAIL"
 PLUGIN, PLATFORM = "glm53", "glm53_cpu"
@@ -152,7 +153,7 @@ def check_selection(environ: Mapping[str, str]) -> Iterator[Check]:
 def check_environment(environ: Mapping[str, str]) -> tuple[Check, config.Config]:
     """The GLM53_* variables, and the settings they give (the defaults when one is wrong)."""
     try:
-        return Check(OK, "GLM53_* variables"), config.read(environ)
+        return Check(OK, "GLM53_* variables"), config.read(environ, STEMS)
     except ValueError as error:
         wrong = re.findall(r"(?:^|; )(GLM53_\w+)", str(error))
         return Check(FAIL, str(error), f"unset {' '.join(wrong)}"), config.Config()

@@ -14,7 +14,8 @@ namespace {
 
 constexpr std::uint32_t kThreads = 128, kBlocks = 3, kRow = 4 * kThreads, kStride = kRow + 16;
 
-// The block reverses its row of 4 * kThreads words through shared memory and adds the row's sum to each.
+// The block reverses its row of 4 * kThreads words through shared memory and adds the row's sum to
+// each.
 struct Params {
   const std::uint32_t* in;  // [kBlocks, kRow], a row every kStride words
   std::uint32_t* out;       // [kBlocks, kRow]
@@ -108,7 +109,7 @@ void kernel(Params params) {
     word = load_global<uint4>(in + first);
   }
   if constexpr (kBug == Bug::kRawReadPastBuffer) {
-    if (block == kBlocks - 1) word.x += in[kRow + t] * 0;
+    if (block == kBlocks - 1 && in[kRow + t] == 77) ++word.x;
   }
   std::memcpy(shared.row + t * 4, &word, sizeof word);
 

@@ -218,7 +218,8 @@ void traffic() {
     store_global(params.out + row * 16 + word * 4,
                  load_global<uint4>(params.in + row * 32 + word * 4));
   };
-  emulation::launch<Copy>({.grid = {4}, .block = {4}, .pdl = true}, kernel, {in.data(), out.data()});
+  const LaunchShape shape{.grid = {4}, .block = {4}, .pdl = true};
+  emulation::launch<Copy>(shape, kernel, {in.data(), out.data()});
   for (std::uint32_t i = 0; i < 64; ++i) expect("copied", i, out[i], i / 16 * 32 + i % 16);
   expect("buffers", 0, emulation::traffic.size(), 2);
   expect("bytes read of in", 0, emulation::traffic[0].bytes_read, 256);

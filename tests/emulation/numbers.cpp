@@ -1,4 +1,5 @@
-// Owns a table of conversions: for each FP32 value that comes in, its bf16 (two bytes) and e4m3 (one byte).
+// Owns a table of conversions: for each FP32 value that comes in, its bf16 (two bytes) and e4m3
+// (one byte).
 // Usage: numbers < values > table. With -DGLM53_NVIDIA they are NVIDIA's own, from CUDA's headers.
 #include <cstdint>
 #include <cstdio>

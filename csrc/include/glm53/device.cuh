@@ -1,5 +1,7 @@
-// Owns the choice of platform: CUDA under nvcc, the emulation under a host compiler, one source for both.
-// Kernels include this and nothing of CUDA's, so that what differs between the two stays in this folder.
+// Owns the choice of platform: CUDA under nvcc, the emulation under a host compiler, one source for
+// both.
+// Kernels include this and nothing of CUDA's, so that what differs between the two stays in this
+// folder.
 #pragma once
 
 #if defined(__CUDACC__)
@@ -21,17 +23,18 @@ namespace glm53 {
 inline constexpr std::uint32_t kWarpThreads = 32;
 inline constexpr std::uint32_t kAllLanes = 0xffffffffu;
 
-// Programmatic dependent launch: until pdl_wait() returns, nothing that an earlier kernel writes may be
-// read, and nothing that it reads may be written. Every thread calls it.
+// Programmatic dependent launch: until pdl_wait() returns, nothing that an earlier kernel writes
+// may be read, and nothing that it reads may be written. Every thread calls it.
 __device__ __forceinline__ void pdl_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #elif !defined(__CUDACC__)
-  emulation::this_thread().inputs_ready = true;
+  emulation::inputs_are_ready();
 #endif
 }
 
-// Lets the next kernel start its part ahead of its own pdl_wait(), once every block has called this.
+// Lets the next kernel start its part ahead of its own pdl_wait(), once every block has called
+// this.
 __device__ __forceinline__ void pdl_trigger() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -26,7 +26,8 @@ __device__ __forceinline__ std::uint32_t pack_bf16x2(float first, float second) 
   const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
   return *reinterpret_cast<const std::uint32_t*>(&pair);
 #else
-  return emulation::bf16_bits(first) | static_cast<std::uint32_t>(emulation::bf16_bits(second)) << 16;
+  const std::uint32_t low = emulation::bf16_bits(first), high = emulation::bf16_bits(second);
+  return low | high << 16;
 #endif
 }
 
@@ -35,7 +36,8 @@ __device__ __forceinline__ std::uint32_t pack_e4m3x2(float first, float second) 
 #if defined(__CUDACC__)
   return __nv_cvt_float2_to_fp8x2(make_float2(first, second), __NV_SATFINITE, __NV_E4M3);
 #else
-  return emulation::e4m3_bits(first) | static_cast<std::uint32_t>(emulation::e4m3_bits(second)) << 8;
+  const std::uint32_t low = emulation::e4m3_bits(first), high = emulation::e4m3_bits(second);
+  return low | high << 8;
 #endif
 }
 

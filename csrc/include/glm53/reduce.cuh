@@ -24,8 +24,8 @@ __device__ __forceinline__ float lanes_max(float value) {
   return value;
 }
 
-// The sum over the block, in every thread. partial: one float for each warp, in shared memory; the block
-// has whole warps, at most 32, and calls this once for each `partial`.
+// The sum over the block, in every thread. partial: one float for each warp, in shared memory; the
+// block has whole warps, at most 32, and calls this once for each `partial`.
 __device__ __forceinline__ float block_sum(float value, float* partial) {
   const std::uint32_t warp = threadIdx.x / kWarpThreads, lane = threadIdx.x % kWarpThreads;
   value = warp_sum(value);

@@ -1,0 +1,165 @@
+// Owns a kernel launch: its blocks one after another, in the schedule's order, on the calling
+// thread.
+//   launch(shape, kernel, params) runs kernel(params) in every thread or throws std::runtime_error
+// Parameters without each_buffer() leave the kernel's accesses unchecked but for their alignment.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include <emulation/memory.h>
+
+namespace glm53::emulation {
+
+// Of one launch; `machine` points at the running one.
+struct Machine {
+  explicit Machine(const Schedule& schedule) : scheduler(schedule) {}
+  Scheduler scheduler;
+  Memory memory;
+  dim3 grid;
+  void (*body)(const void* params) = nullptr;
+  const void* params = nullptr;
+  char started = 0, ended = 0;
+};
+
+inline Machine* machine = nullptr;
+inline Schedule schedule;
+// What the last launch moved, by buffer.
+inline std::vector<Buffer> traffic;
+
+GLM53_NO_TSAN inline Scheduler& running() { return machine->scheduler; }
+GLM53_NO_TSAN inline Thread& this_thread() { return *machine->scheduler.current(); }
+GLM53_NO_TSAN inline Block& this_block() { return *machine->scheduler.current()->block; }
+GLM53_NO_TSAN inline const dim3& this_grid() { return machine->grid; }
+
+GLM53_NO_TSAN inline void inputs_are_ready() { this_thread().inputs_ready = true; }
+
+inline void access_global(const void* pointer, std::uint64_t bytes, bool writing) {
+  running().maybe_preempt();
+  RuntimeScope scope;
+  Thread& thread = this_thread();
+  const std::string why = machine->memory.admit(thread, pointer, bytes, writing);
+  if (!why.empty()) {
+    thread.site = {};
+    thread.block->refuse("global memory", why);
+  }
+}
+
+inline void thread_entry() {
+  Fiber::arrived(running().host());
+  Fiber::acquire(&machine->started);
+  machine->body(machine->params);
+  this_block().exit();
+  Fiber::release(&machine->ended);
+  running().leave();
+}
+
+inline std::vector<std::unique_ptr<Thread>>& thread_pool(std::size_t size) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  constexpr std::size_t kStackBytes = 256 * 1024;
+#else
+  constexpr std::size_t kStackBytes = 64 * 1024;
+#endif
+  // Never destroyed: after a failed launch the sanitizers still know of threads that use it.
+  static auto& pool = *new std::vector<std::unique_ptr<Thread>>;
+  while (pool.size() < size) pool.push_back(std::make_unique<Thread>(kStackBytes));
+  return pool;
+}
+
+inline std::vector<std::uint64_t> block_order(Scheduler& scheduler, std::uint64_t blocks) {
+  std::vector<std::uint64_t> order(blocks);
+  std::iota(order.begin(), order.end(), 0);
+  if (scheduler.order() == Order::kReversed) std::reverse(order.begin(), order.end());
+  if (scheduler.order() == Order::kRandom) {
+    for (std::uint64_t i = blocks; i > 1; --i) {
+      std::swap(order[i - 1], order[scheduler.random().below(static_cast<std::uint32_t>(i))]);
+    }
+  }
+  return order;
+}
+
+// Shared memory that ThreadSanitizer may not see freed before the launch has ended; after a failed
+// launch, never.
+inline std::vector<Block::Storage>& kept_storage() {
+  static auto& kept = *new std::vector<Block::Storage>;
+  return kept;
+}
+
+inline void run_block(Machine& running, Block& block, bool pdl) {
+  std::vector<Thread*> threads = block.members();
+  if (running.scheduler.order() == Order::kReversed) std::reverse(threads.begin(), threads.end());
+  for (Thread* thread : threads) {
+    thread->site = {};
+    thread->inputs_ready = !pdl;
+    thread->fiber.new_identity();
+    thread->fiber.prepare(thread_entry);
+    running.scheduler.make_ready(*thread);
+  }
+  running.scheduler.run();
+  if constexpr (kThreadSanitizer) kept_storage().push_back(block.take_storage());
+  if (!running.scheduler.error().empty()) throw std::runtime_error(running.scheduler.error());
+  if (!block.finished()) throw std::runtime_error(block.deadlock());
+  for (Thread* thread : threads) thread->fiber.drop_identity();
+}
+
+inline void check_shape(const LaunchShape& shape) {
+  const std::uint64_t threads = std::uint64_t{shape.block.x} * shape.block.y * shape.block.z;
+  if (threads == 0 || threads > kMaxThreads) {
+    throw std::invalid_argument("a block of " + std::to_string(threads) + " threads: use 1 to " +
+                                std::to_string(kMaxThreads));
+  }
+  if (shape.dynamic_shared_bytes > kMaxSharedBytes) {
+    throw std::invalid_argument(std::to_string(shape.dynamic_shared_bytes) +
+                                " bytes of dynamic shared memory: use at most " +
+                                std::to_string(kMaxSharedBytes));
+  }
+}
+
+inline void run_grid(const LaunchShape& shape, Machine& current) {
+  const dim3& grid = shape.grid;
+  const std::uint64_t blocks = std::uint64_t{grid.x} * grid.y * grid.z;
+  auto& pool = thread_pool(shape.block.x * shape.block.y * shape.block.z);
+  Fiber::release(&current.started);
+  for (const std::uint64_t number : block_order(current.scheduler, blocks)) {
+    const uint3 index{static_cast<std::uint32_t>(number % grid.x),
+                      static_cast<std::uint32_t>(number / grid.x % grid.y),
+                      static_cast<std::uint32_t>(number / grid.x / grid.y)};
+    Block block(current.scheduler, pool, index, shape.block, shape.dynamic_shared_bytes);
+    run_block(current, block, shape.pdl);
+  }
+  Fiber::acquire(&current.ended);
+  kept_storage().clear();
+}
+
+template <class Params>
+void launch(const LaunchShape& shape, void (*kernel)(Params), const Params& params) {
+  static std::mutex one_at_a_time;
+  static void (*body)(Params);
+  const std::lock_guard lock(one_at_a_time);
+  RuntimeScope scope;
+  check_shape(shape);
+  Machine current(schedule);
+  current.grid = shape.grid;
+  current.params = &params;
+  current.body = [](const void* bytes) { body(*static_cast<const Params*>(bytes)); };
+  body = kernel;
+  std::vector<Buffer> buffers;
+  const auto visit = [&](const char* name, const void* base, std::uint64_t rows,
+                         std::uint64_t row_bytes, std::uint64_t stride_bytes, Access access) {
+    if (base) buffers.push_back({name, base, rows, row_bytes, stride_bytes, access});
+  };
+  if constexpr (requires { params.each_buffer(visit); }) params.each_buffer(visit);
+  current.memory.describe(std::move(buffers));
+  machine = &current;
+  struct Reset {
+    ~Reset() { machine = nullptr; }
+  } reset;
+  run_grid(shape, current);
+  traffic = current.memory.buffers();
+}
+
+}  // namespace glm53::emulation

@@ -1,0 +1,1 @@
+"""Owns nothing: for each kernel the shortest correct torch, written without a look at the kernel."""

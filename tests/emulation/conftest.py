@@ -1,0 +1,26 @@
+"""Owns the programs of these tests: each built once for a run of the tests, in the checks that ask for it."""
+
+import functools
+from pathlib import Path
+
+import pytest
+
+from sglang_glm53.testing import emulation
+
+SOURCES = Path(__file__).resolve().parent
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory):
+    """program("machine", "thread"): the program of tests/emulation/machine.cpp with those checks."""
+    if emulation.compiler() is None:
+        pytest.skip("no host C++ compiler: the emulated kernels cannot be built")
+    folder = tmp_path_factory.mktemp("emulation")
+
+    @functools.cache
+    def build(name, checks="plain", *flags):
+        place = folder / "-".join([checks, *flags]).replace("/", "_")
+        place.mkdir(exist_ok=True)
+        return emulation.build(SOURCES / f"{name}.cpp", place, checks, flags)
+
+    return build

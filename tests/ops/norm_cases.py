@@ -1,0 +1,84 @@
+"""Owns the inputs of add_rmsnorm_quant's tests, and what its results must be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sglang_glm53.ops.quantise import ScaleLayout
+from sglang_glm53.testing.reference import add_rmsnorm_quant as reference
+
+EPS = 1e-5
+LAYOUTS = list(ScaleLayout)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call. gap: elements between the rows of x and of the residual. magnitude: x's size."""
+
+    rows: int
+    hidden: int
+    layout: ScaleLayout | None = ScaleLayout.ROW_MAJOR
+    residual: bool = True
+    with_y: bool = True
+    gap: int = 0
+    magnitude: float = 1.0
+    seed: int = 0
+
+    def inputs(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        """x, residual and weight, bf16; the rows differ in size by factors of two."""
+        generator = torch.Generator().manual_seed(self.seed)
+
+        def normal(rows: int) -> torch.Tensor:
+            size = 2.0 ** (torch.arange(rows) % 7 - 3).unsqueeze(1)
+            values = torch.randn(rows, self.hidden, generator=generator) * size * self.magnitude
+            padded = torch.full((rows, self.hidden + self.gap), torch.nan)
+            padded[:, : self.hidden] = values
+            return padded.bfloat16()[:, : self.hidden]
+
+        weight = (1 + 0.3 * torch.randn(self.hidden, generator=generator)).bfloat16()
+        return normal(self.rows), normal(self.rows) if self.residual else None, weight
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements' bytes in order, whatever the strides."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor).view(torch.uint8)
+
+
+def ulps(values: torch.Tensor) -> torch.Tensor:
+    """The distance from each value to the next bf16 away from zero."""
+    exponent = torch.frexp(values.float().abs()).exponent - 1
+    return torch.ldexp(torch.ones_like(values, dtype=torch.float32), exponent.clamp(min=-126) - 7)
+
+
+def check_y(y: torch.Tensor, wanted: torch.Tensor) -> None:
+    """y, bf16, against the FP32 norm: at most one bf16 ulp away, and NaN in the same places."""
+    assert torch.equal(y.isnan(), wanted.isnan())
+    error = ((y.float() - wanted).abs() / ulps(wanted)).nan_to_num(nan=0.0, posinf=torch.inf)
+    worst = int(error.argmax())
+    assert not float(error.max()) > 1, (worst, float(y.flatten()[worst]), float(wanted.flatten()[worst]))
+
+
+def plain_scales(scale: torch.Tensor, layout: ScaleLayout, groups: int) -> torch.Tensor:
+    """The scales as [M, groups], float32 or exponents as int32, after a check of their layout."""
+    rows = scale.shape[0]
+    packed = layout is ScaleLayout.PACKED_UE8M0
+    columns = -(-groups // 4) if packed else groups
+    assert scale.shape == (rows, columns)
+    assert scale.dtype == (torch.int32 if packed else torch.float32)
+    aligned = -(-rows // 4) * 4
+    assert scale.stride() == ((columns, 1) if layout is ScaleLayout.ROW_MAJOR else (1, aligned))
+    if not packed:
+        return scale
+    exponents = as_bytes(scale).int()
+    assert not exponents[:, groups:].any()
+    return exponents[:, :groups]
+
+
+def check_quantised(y: torch.Tensor, q: torch.Tensor, scale: torch.Tensor, layout: ScaleLayout) -> None:
+    """q and scale are, bit for bit, what the quantiser gives for y."""
+    wanted_q, wanted = reference.quantise(y, layout is ScaleLayout.PACKED_UE8M0)
+    found = plain_scales(scale, layout, y.shape[1] // 128)
+    assert torch.equal(found.view(torch.int32), wanted.view(torch.int32))
+    assert torch.equal(q.view(torch.uint8), wanted_q)
