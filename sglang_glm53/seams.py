@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from sglang_glm53.seams_boundary import BOUNDARY_SEAMS
 from sglang_glm53.seams_cpu import CPU_SEAMS
 from sglang_glm53.upstream import Seam
 
@@ -136,13 +137,13 @@ _MODEL = (
         f"{_LAYER}.stage_facts",
         "classmethod",
         "(cls, config, layer_id, *, is_nextn=..., attn_output=..., output=...)",
-        "declares the reads of a layer's two norms",
+        "overridden: declares the reads of a layer's two norms",
     ),
     Seam(
         f"{_LAYER}._build_stages",
         "method",
         "(self, *, input_layernorm, post_attention_layernorm, qkv_latent_func, **modules)",
-        "binds the norms' fusions to the layer",
+        "asks the layer's own class for them",
     ),
     Seam(
         _ATTENTION,
@@ -155,7 +156,7 @@ _MODEL = (
         f"{_ATTENTION}.prepare_qkv_latent",
         "method",
         "(self, hidden_states, forward_batch)",
-        "the fused A projection, where a pre-quantised input enters",
+        "calls the fused A projection with the tensor that the norm gave",
     ),
     Seam(
         f"{_ATTENTION}.op_prepare", "method", "(self, state)", "takes the selection under two-batch overlap"
@@ -257,4 +258,8 @@ _MODEL = (
     Seam(f"{_SHARE}.topk_indices", "field", None, "gives the selection to the next layer"),
 )
 
-SEAMS: dict[Group, tuple[Seam, ...]] = {"guard": _GUARD, "model": _MODEL, "cpu": CPU_SEAMS}
+SEAMS: dict[Group, tuple[Seam, ...]] = {
+    "guard": _GUARD,
+    "model": _MODEL + BOUNDARY_SEAMS,
+    "cpu": CPU_SEAMS,
+}

@@ -15,6 +15,7 @@ from sglang.srt.layers.quantization.fp8 import Fp8Config, Fp8LinearMethod, Fp8Mo
 
 from sglang_glm53.cpu.moe import routed_experts
 from sglang_glm53.geometry import FP8_BLOCK, FP8_MAX
+from sglang_glm53.ops.quantise import ScaleLayout
 
 FP8 = torch.float8_e4m3fn
 GROUP = 128
@@ -32,11 +33,15 @@ def quantise_activation(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return values.view(x.shape), (amax * (1.0 / FP8_MAX)).squeeze(-1)
 
 
+def dequantise_activation(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """The float32 values of what quantise_activation gives."""
+    grouped = values.float().view(*scales.shape, GROUP)
+    return (grouped * scales.unsqueeze(-1)).view(values.shape)
+
+
 def as_served(x: torch.Tensor) -> torch.Tensor:
     """What an FP8 product sees of x: quantised and back, float32."""
-    values, scales = quantise_activation(x)
-    grouped = values.float().view(*scales.shape, GROUP)
-    return (grouped * scales.unsqueeze(-1)).view(x.shape)
+    return dequantise_activation(*quantise_activation(x))
 
 
 def dequantise_blocks(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -47,6 +52,8 @@ def dequantise_blocks(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor
 
 
 class _LinearMethod(Fp8LinearMethod):  # type: ignore[misc]
+    prequantised_layouts = (ScaleLayout.ROW_MAJOR,)
+
     def __init__(self, quant_config: Fp8Config) -> None:
         # Upstream's constructor picks a GPU kernel; these are the fields that its other methods read.
         self.quant_config = quant_config
@@ -59,8 +66,12 @@ class _LinearMethod(Fp8LinearMethod):  # type: ignore[misc]
     def process_weights_after_loading(self, layer: Any) -> None:
         layer.reference_weight = dequantise_blocks(layer.weight.data, layer.weight_scale_inv.data)
 
-    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return F.linear(as_served(x), layer.reference_weight, bias).to(x.dtype)
+    def apply(self, layer: Any, x: Any, bias: torch.Tensor | None = None) -> torch.Tensor:
+        # A pair of values and scales is a bf16 tensor that a norm has quantised (runtime/boundary.py).
+        prequantised = isinstance(x, tuple)
+        served = dequantise_activation(*x) if prequantised else as_served(x)
+        dtype = torch.bfloat16 if prequantised else x.dtype
+        return F.linear(served, layer.reference_weight, bias).to(dtype)
 
 
 class _MoEMethod(Fp8MoEMethod):  # type: ignore[misc]

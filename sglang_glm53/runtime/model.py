@@ -11,14 +11,23 @@ from sglang.srt.models import deepseek_v2
 from sglang.srt.models.deepseek_v2 import DeepseekV2DecoderLayer, DeepseekV2Model
 from sglang.srt.models.glm4_moe import GlmMoeDsaForCausalLM
 
-from sglang_glm53.runtime import loading
+from sglang_glm53.runtime import boundary, loading
 from sglang_glm53.runtime.attention import Glm53Attention
 from sglang_glm53.runtime.indexer import Glm53Indexer
 from sglang_glm53.runtime.moe import Glm53MoE, Glm53MoEGate
 
 
 class Glm53DecoderLayer(DeepseekV2DecoderLayer):  # type: ignore[misc]
-    """One decoder layer of GLM-5.3."""
+    """One decoder layer of GLM-5.3, with the reads and projections of runtime/boundary.py."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        boundary.bind(self)
+
+    @classmethod
+    def stage_facts(cls, config: Any, layer_id: int, **named: Any) -> tuple[Any, Any]:
+        """The declarations of the attention's and the FFN's stage."""
+        return boundary.with_reads(*super().stage_facts(config, layer_id, **named))
 
 
 # Two-batch overlap picks its strategy by this name (batch_overlap/operations_strategy.py:37).
@@ -71,3 +80,7 @@ class Glm53ForCausalLM(GlmMoeDsaForCausalLM):  # type: ignore[misc]
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], is_nextn: bool = False) -> None:
         """Load a checkpoint's tensors, strictly (see runtime/loading.py)."""
         loading.load_strictly(self, weights, super().load_weights, draft=False)
+
+    def fusions(self) -> dict[str, Any]:
+        """The state and counters of each fusion over this rank's layers, for the status."""
+        return boundary.describe(self.model.layers[i] for i in range(self.start_layer, self.end_layer))

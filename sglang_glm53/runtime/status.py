@@ -10,7 +10,8 @@ import torch
 from sglang.srt.platforms import current_platform
 from sglang.srt.runtime_context import get_parallel
 
-from sglang_glm53 import __version__, config, hooks
+from sglang_glm53 import __version__, hooks
+from sglang_glm53.ops import backend
 
 logger = logging.getLogger("sglang_glm53")
 
@@ -68,7 +69,7 @@ def describe(runner: Any) -> dict[str, Any]:
         "model": _class_path(model),
         "platform": _class_path(current_platform),
         "attention_backend": _class_path(runner.attn_backend),
-        "kernels": config.read().kernels,
+        "kernels": backend.settings().kernels,
         "rank": {
             "tp": parallel.tp_rank,
             "attn_dp": parallel.attn_dp_rank,
@@ -76,8 +77,14 @@ def describe(runner: Any) -> dict[str, Any]:
             "moe_ep": parallel.moe_ep_rank,
         },
         "schedule": _describe_layers(model),
+        "fusions": model.fusions(),
         "pools": _describe_pool(runner.token_to_kv_pool),
     }
+
+
+def _fusion_row(entry: dict[str, Any]) -> str:
+    """A fusion's state and the reasons for it; its counters belong to /server_info alone."""
+    return "; ".join(filter(None, (entry["state"], entry["reason"], entry.get("note"))))
 
 
 def rows(status: dict[str, Any]) -> list[tuple[str, str]]:
@@ -100,6 +107,7 @@ def rows(status: dict[str, Any]) -> list[tuple[str, str]]:
             f"{pools['index_dtype']}, {pages}",
         ),
         ("router bias", str(schedule["router_bias_dtype"])),
+        *((f"fusion {name}", _fusion_row(entry)) for name, entry in status["fusions"].items()),
         ("rank", ", ".join(f"{name} {rank}" for name, rank in status["rank"].items())),
     ]
 
