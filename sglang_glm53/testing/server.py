@@ -212,10 +212,11 @@ class Server:
         while time.monotonic() < self._started + timeout:
             if (code := self._process.poll()) is not None:
                 raise ServerError(f"the server ended with exit code {code}", self.log_text())
+            # A server that dies on its own takes the list of its shared memory with it.
+            self._shared_memory |= _shared_memory(self._process.pid)
             with suppress(requests.ConnectionError, requests.Timeout):
                 if requests.get(f"{self.url}/ready", timeout=5).ok:
                     self.startup_seconds = time.monotonic() - self._started
-                    self._shared_memory = _shared_memory(self._process.pid)
                     return
             time.sleep(0.1)
         raise ServerError(f"the server was not ready within {timeout:g} s", self.log_text())
