@@ -134,7 +134,65 @@ _ADD_RMSNORM_QUANT = KernelCard(
     ),
 )
 
-CARDS: Mapping[str, KernelCard] = MappingProxyType({card.stem: card for card in (_ADD_RMSNORM_QUANT,)})
+_INDEXER_TOPK = KernelCard(
+    stem="indexer_topk",
+    summary="the positions of a row's k largest logits, ascending, ties to the lowest, as slots of the pool",
+    replaces=(
+        "`_topk_transform_v2_paged`, sglang/srt/layers/attention/dsa/dsa_topk_backend.py:133, in decode and "
+        "verification",
+        "`_topk_transform_v2_ragged`, sglang/srt/layers/attention/dsa/dsa_topk_backend.py:150, in prefill",
+        "`fast_topk_transform_fused`, sglang/srt/layers/attention/dsa/dsa_topk_backend.py:204, in paged "
+        "prefill",
+    ),
+    tensors=(
+        ("logits", "[M, W] FP32 or bf16, any row stride of whole 16-byte words"),
+        ("lengths", "[M] int32; negative counts as 0"),
+        ("page_table", "[requests, pages] int32, or none; the page size is a power of two"),
+        ("row_to_request", "[M] int32, or none: each row has its own line"),
+        ("row_starts", "[M] int32, or none: where a row's logits begin"),
+        ("out_offsets", "[M] int32, or none: added to a position to make its slot, without a page table"),
+        ("slots", "[M, k] int32, padded with -1; k from 1 to 2048"),
+        ("counts", "[M] int32: the smaller of length and k"),
+        ("positions", "[M, k] int32, on request"),
+    ),
+    traffic=(
+        Traffic("logits", False, "W", Fraction(4)),
+        Traffic("page_table", False, "k", Fraction(4)),
+        Traffic("slots", True, "k", Fraction(4)),
+    ),
+    launches_removed=(
+        "none: SGLang's own path is one launch, or two with long rows",
+        "what goes is the order and the choice of ties that vary from run to run: equal logits give every TP "
+        "rank the same selection, without a broadcast",
+    ),
+    numerics=(
+        "Exact: the set is that of a stable sort of the logits in FP64, on every rank and every run.",
+        "-0 equals 0. NaN counts below minus infinity: it is selected only when fewer than k numbers are "
+        "there, the lowest positions first.",
+        "A row of at most k logits is selected whole, NaN included.",
+        "A length past the row or the page table is cut off there, and nothing beyond is read.",
+    ),
+    declines=MappingProxyType(
+        {
+            "disabled": "GLM53_DISABLE names indexer_topk",
+            "dtype": "the logits are neither float32 nor bfloat16",
+            "k": "k is over 2048",
+            "columns": "a row of logits is not contiguous",
+            "alignment": "a row of logits does not start at a multiple of 16 bytes",
+            "device": "the GPU is older than Hopper (compute capability 9.0)",
+        }
+    ),
+    fallback="SGLang's own kernel in the model, and the same selection in torch elsewhere, counted and logged "
+    "once for each reason",
+    peers=(
+        "SGLang's `topk_transform_paged` of its top-k v2 kernel: atomic order, ties as they come past 128",
+        "FlashInfer 0.7.2's `top_k_page_table_transform`, deterministic on request",
+    ),
+)
+
+CARDS: Mapping[str, KernelCard] = MappingProxyType(
+    {card.stem: card for card in (_ADD_RMSNORM_QUANT, _INDEXER_TOPK)}
+)
 STEMS = frozenset(CARDS)
 
 

@@ -32,6 +32,11 @@ def test_bytes_of_add_rmsnorm_quant():
     assert CARD.bytes_moved(64, {"H": 6144}) == 64 * row + 6144 * 2
 
 
+def test_bytes_of_indexer_topk():
+    card = CARDS["indexer_topk"]
+    assert card.bytes_moved(3, {"W": 1000, "k": 64}) == 3 * (4000 + 2 * 256)
+
+
 @pytest.mark.parametrize("card", CARDS.values(), ids=lambda card: card.stem)
 def test_what_it_replaces_stands_there(card):
     for text in card.replaces:

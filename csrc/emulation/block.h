@@ -134,6 +134,7 @@ class Block {
       warps_[thread.warp].add(thread);
       members_.push_back(&thread);
     }
+    dynamic_bytes_ = dynamic_bytes;
     if (dynamic_bytes) dynamic_ = allocate(dynamic_bytes, kDynamicAlignment);
   }
 
@@ -145,13 +146,33 @@ class Block {
   // The one object that every thread of the block reaches through this place of the source.
   void* shared(const void* place, std::size_t bytes, std::size_t alignment) {
     RuntimeScope scope;
-    void*& storage = shared_[place];
-    if (storage) return storage;
+    if (const auto known = shared_.find(place); known != shared_.end()) return known->second.data;
     if (shared_bytes_ + bytes > kMaxSharedBytes) {
       refuse("shared memory", std::to_string(shared_bytes_ + bytes) + " bytes in a block of " +
                                   std::to_string(kMaxSharedBytes));
     }
-    return storage = allocate(bytes, alignment);
+    void* data = allocate(bytes, alignment);
+    shared_[place] = {data, bytes, alignment};
+    return data;
+  }
+
+  // The byte of this block that is where `pointer` is in `other`, or null when that is no shared
+  // memory of the other's.
+  void* counterpart(const Block& other, const void* pointer) {
+    const char* byte = static_cast<const char*>(pointer);
+    const auto offset_in = [&](const void* data, std::size_t bytes) -> std::ptrdiff_t {
+      const std::ptrdiff_t offset = byte - static_cast<const char*>(data);
+      return data && offset >= 0 && static_cast<std::size_t>(offset) < bytes ? offset : -1;
+    };
+    const std::ptrdiff_t in_dynamic = offset_in(other.dynamic_, other.dynamic_bytes_);
+    if (in_dynamic >= 0) return static_cast<char*>(dynamic_) + in_dynamic;
+    for (const auto& [place, object] : other.shared_) {
+      const std::ptrdiff_t offset = offset_in(object.data, object.bytes);
+      if (offset >= 0) {
+        return static_cast<char*>(shared(place, object.bytes, object.alignment)) + offset;
+      }
+    }
+    return nullptr;
   }
 
   BarrierResult barrier(bool predicate, const Site& site) {
@@ -232,6 +253,9 @@ class Block {
   std::string deadlock() const {
     std::map<std::string, int> waits;
     for (const Thread* thread : members_) {
+      if (thread->state == State::kAtCluster) ++waits["the cluster's barrier"];
+    }
+    for (const Thread* thread : members_) {
       if (thread->state == State::kAtBarrier) ++waits["__syncthreads at " + thread->site.text()];
       if (thread->state == State::kAtCollective) {
         ++waits[std::string(thread->operation->name) + " with the mask " +
@@ -303,8 +327,13 @@ class Block {
   BarrierResult outcome_;
   std::uint32_t exited_ = 0;
   std::size_t shared_bytes_ = 0;
-  std::map<const void*, void*> shared_;
+  struct Object {
+    void* data;
+    std::size_t bytes, alignment;
+  };
+  std::map<const void*, Object> shared_;
   void* dynamic_ = nullptr;
+  std::size_t dynamic_bytes_ = 0;
   Storage storage_;
 };
 

@@ -1,5 +1,5 @@
-// Owns a kernel launch: its blocks one after another, in the schedule's order, on the calling
-// thread.
+// Owns a kernel launch: its clusters one after another, in the schedule's order, on the calling
+// thread; the threads of a cluster's blocks take turns.
 //   launch(shape, kernel, params) runs kernel(params) in every thread or throws std::runtime_error
 // Parameters without each_buffer() leave the kernel's accesses unchecked but for their alignment.
 #pragma once
@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include <emulation/cluster.h>
 #include <emulation/memory.h>
 
 namespace glm53::emulation {
@@ -20,6 +21,7 @@ struct Machine {
   explicit Machine(const Schedule& schedule) : scheduler(schedule) {}
   Scheduler scheduler;
   Memory memory;
+  Cluster* cluster = nullptr;
   dim3 grid;
   void (*body)(const void* params) = nullptr;
   const void* params = nullptr;
@@ -34,6 +36,7 @@ inline std::vector<Buffer> traffic;
 GLM53_NO_TSAN inline Scheduler& running() { return machine->scheduler; }
 GLM53_NO_TSAN inline Thread& this_thread() { return *machine->scheduler.current(); }
 GLM53_NO_TSAN inline Block& this_block() { return *machine->scheduler.current()->block; }
+GLM53_NO_TSAN inline Cluster& this_cluster() { return *machine->cluster; }
 GLM53_NO_TSAN inline const dim3& this_grid() { return machine->grid; }
 
 GLM53_NO_TSAN inline void inputs_are_ready() { this_thread().inputs_ready = true; }
@@ -54,6 +57,7 @@ inline void thread_entry() {
   Fiber::acquire(&machine->started);
   machine->body(machine->params);
   this_block().exit();
+  machine->cluster->exit();
   Fiber::release(&machine->ended);
   running().leave();
 }
@@ -70,12 +74,12 @@ inline std::vector<std::unique_ptr<Thread>>& thread_pool(std::size_t size) {
   return pool;
 }
 
-inline std::vector<std::uint64_t> block_order(Scheduler& scheduler, std::uint64_t blocks) {
-  std::vector<std::uint64_t> order(blocks);
+inline std::vector<std::uint64_t> shuffled(Scheduler& scheduler, std::uint64_t count) {
+  std::vector<std::uint64_t> order(count);
   std::iota(order.begin(), order.end(), 0);
   if (scheduler.order() == Order::kReversed) std::reverse(order.begin(), order.end());
   if (scheduler.order() == Order::kRandom) {
-    for (std::uint64_t i = blocks; i > 1; --i) {
+    for (std::uint64_t i = count; i > 1; --i) {
       std::swap(order[i - 1], order[scheduler.random().below(static_cast<std::uint32_t>(i))]);
     }
   }
@@ -89,47 +93,66 @@ inline std::vector<Block::Storage>& kept_storage() {
   return kept;
 }
 
-inline void run_block(Machine& running, Block& block, bool pdl) {
-  std::vector<Thread*> threads = block.members();
+inline void run_cluster(Machine& running, Cluster& cluster, bool pdl) {
+  std::vector<Thread*> threads = cluster.members();
   if (running.scheduler.order() == Order::kReversed) std::reverse(threads.begin(), threads.end());
   for (Thread* thread : threads) {
     thread->site = {};
     thread->inputs_ready = !pdl;
+    thread->arrivals = thread->passes = 0;
     thread->fiber.new_identity();
     thread->fiber.prepare(thread_entry);
     running.scheduler.make_ready(*thread);
   }
+  running.cluster = &cluster;
   running.scheduler.run();
-  if constexpr (kThreadSanitizer) kept_storage().push_back(block.take_storage());
+  if constexpr (kThreadSanitizer) {
+    for (auto& block : cluster.blocks()) kept_storage().push_back(block->take_storage());
+  }
   if (!running.scheduler.error().empty()) throw std::runtime_error(running.scheduler.error());
-  if (!block.finished()) throw std::runtime_error(block.deadlock());
+  for (const auto& block : cluster.blocks()) {
+    if (!block->finished()) throw std::runtime_error(block->deadlock());
+  }
   for (Thread* thread : threads) thread->fiber.drop_identity();
 }
 
 inline void check_shape(const LaunchShape& shape) {
   const std::uint64_t threads = std::uint64_t{shape.block.x} * shape.block.y * shape.block.z;
+  std::string why;
   if (threads == 0 || threads > kMaxThreads) {
-    throw std::invalid_argument("a block of " + std::to_string(threads) + " threads: use 1 to " +
-                                std::to_string(kMaxThreads));
+    why = "a block of " + std::to_string(threads) + " threads: use 1 to " +
+          std::to_string(kMaxThreads);
+  } else if (shape.dynamic_shared_bytes > kMaxSharedBytes) {
+    why = std::to_string(shape.dynamic_shared_bytes) +
+          " bytes of dynamic shared memory: use at most " + std::to_string(kMaxSharedBytes);
+  } else if (!std::has_single_bit(shape.cluster) || shape.cluster > kMaxCluster) {
+    why = "a cluster of " + std::to_string(shape.cluster) + " blocks: use a power of two up to " +
+          std::to_string(kMaxCluster);
+  } else if (shape.grid.x % shape.cluster) {
+    why = "a grid of " + std::to_string(shape.grid.x) + " blocks in x has no whole clusters of " +
+          std::to_string(shape.cluster);
   }
-  if (shape.dynamic_shared_bytes > kMaxSharedBytes) {
-    throw std::invalid_argument(std::to_string(shape.dynamic_shared_bytes) +
-                                " bytes of dynamic shared memory: use at most " +
-                                std::to_string(kMaxSharedBytes));
-  }
+  if (!why.empty()) throw std::invalid_argument(why);
 }
 
 inline void run_grid(const LaunchShape& shape, Machine& current) {
-  const dim3& grid = shape.grid;
-  const std::uint64_t blocks = std::uint64_t{grid.x} * grid.y * grid.z;
-  auto& pool = thread_pool(shape.block.x * shape.block.y * shape.block.z);
+  const std::uint32_t columns = shape.grid.x / shape.cluster;
+  const std::uint32_t threads = shape.block.x * shape.block.y * shape.block.z;
+  auto& pool = thread_pool(threads * shape.cluster);
   Fiber::release(&current.started);
-  for (const std::uint64_t number : block_order(current.scheduler, blocks)) {
-    const uint3 index{static_cast<std::uint32_t>(number % grid.x),
-                      static_cast<std::uint32_t>(number / grid.x % grid.y),
-                      static_cast<std::uint32_t>(number / grid.x / grid.y)};
-    Block block(current.scheduler, pool, index, shape.block, shape.dynamic_shared_bytes);
-    run_block(current, block, shape.pdl);
+  const std::uint64_t clusters = std::uint64_t{columns} * shape.grid.y * shape.grid.z;
+  for (const std::uint64_t number : shuffled(current.scheduler, clusters)) {
+    std::vector<std::unique_ptr<Block>> blocks;
+    for (std::uint32_t rank = 0; rank < shape.cluster; ++rank) {
+      const uint3 index{static_cast<std::uint32_t>(number % columns) * shape.cluster + rank,
+                        static_cast<std::uint32_t>(number / columns % shape.grid.y),
+                        static_cast<std::uint32_t>(number / columns / shape.grid.y)};
+      blocks.push_back(std::make_unique<Block>(
+          current.scheduler, std::span(pool).subspan(rank * threads, threads), index, shape.block,
+          shape.dynamic_shared_bytes));
+    }
+    Cluster cluster(current.scheduler, std::move(blocks));
+    run_cluster(current, cluster, shape.pdl);
   }
   Fiber::acquire(&current.ended);
   kept_storage().clear();

@@ -43,7 +43,7 @@ struct Site {
   std::string text() const { return std::string(file) + ":" + std::to_string(line); }
 };
 
-enum class State : std::uint8_t { kReady, kAtBarrier, kAtCollective, kDone };
+enum class State : std::uint8_t { kReady, kAtBarrier, kAtCollective, kAtCluster, kDone };
 
 struct Operation;
 class Block;
@@ -58,6 +58,8 @@ struct Thread {
   Site site;
   // False from the start of a kernel launched with PDL until the thread calls pdl_wait().
   bool inputs_ready = true;
+  // How often the thread has come to the cluster's barrier, and how often it has passed it.
+  std::uint32_t arrivals = 0, passes = 0;
   // What the thread brought to a collective, and what it takes away.
   const Operation* operation = nullptr;
   std::uint32_t mask = 0, width = 32, argument = 0;

@@ -2,6 +2,7 @@
 // device does.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -28,6 +29,8 @@ struct float2 {
 struct dim3 {
   std::uint32_t x = 1, y = 1, z = 1;
 };
+using std::max;
+using std::min;
 inline float2 make_float2(float x, float y) { return {x, y}; }
 
 namespace glm53::emulation {

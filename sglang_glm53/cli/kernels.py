@@ -12,8 +12,8 @@ from typing import Any
 from sglang_glm53 import geometry, jit
 from sglang_glm53.cards import CARDS, EXAMPLE_ROWS, KernelCard, markdown
 
-# What the symbols of the cards are in GLM-5.3.
-SIZES = {"H": geometry.HIDDEN}
+# What the symbols of the cards are in GLM-5.3; W is one context length of many.
+SIZES = {"H": geometry.HIDDEN, "W": 131072, "k": geometry.MAX_INDEX_TOPK}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

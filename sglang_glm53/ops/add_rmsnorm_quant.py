@@ -107,6 +107,7 @@ def _run(
     if chosen != "torch" and (reason := declines(x, residual, weight)):
         backend.decline(CARD.stem, reason)
         chosen = "torch"
+    backend.ran[CARD.stem, chosen] += 1
     if chosen == "torch":
         _run_torch(x, residual, weight, y, q, scale, eps)
     else:

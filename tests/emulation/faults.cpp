@@ -165,8 +165,11 @@ const char* run() {
   for (std::size_t i = 0; i < in.size(); ++i) in[i] = static_cast<std::uint32_t>(i * 2654435761u);
   // A vector's storage is 16-byte aligned, as cudaMalloc's is.
   const std::uint32_t threads = kBug == Bug::kMaskNamesAbsent ? kThreads - 8 : kThreads;
-  emulation::launch<Params>({{kBlocks}, {threads}, sizeof(std::uint32_t), true}, kernel<kBug>,
-                            {in.data(), out.data()});
+  const LaunchShape shape{.grid = {kBlocks},
+                          .block = {threads},
+                          .dynamic_shared_bytes = sizeof(std::uint32_t),
+                          .pdl = true};
+  emulation::launch<Params>(shape, kernel<kBug>, {in.data(), out.data()});
   for (std::uint32_t block = 0; block < kBlocks; ++block) {
     std::uint32_t total = 0;
     for (std::uint32_t i = 0; i < kRow; ++i) total += in[block * kStride + i];

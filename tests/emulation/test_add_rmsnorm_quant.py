@@ -40,7 +40,12 @@ def test_values_under_every_check(program, tmp_path, checks):
 # File, what stands there, what a hasty hand would write, and the checks that must notice: the schedules'
 # values, or the emulation's or a sanitizer's words.
 BUGS = {
-    "missing barrier": ("include/glm53/reduce.cuh", "  __syncthreads();\n", "", {"thread": "data race"}),
+    "missing barrier": (
+        "include/glm53/reduce.cuh",
+        "partial[warp] = value;\n  __syncthreads();\n",
+        "partial[warp] = value;\n",
+        {"thread": "data race"},
+    ),
     "two warps write one sum": (
         "include/glm53/reduce.cuh",
         "partial[warp] = value",

@@ -31,11 +31,13 @@ def emulated(choose):
         pytest.skip("no host C++ compiler: the emulated kernels cannot be built")
     choose("emulated")
 
+    used = []
+
     def module(stem):
-        built = jit.emulated_module(stem)
-        built.set_schedule("forward", 0)
-        return built
+        used.append(jit.emulated_module(stem))
+        used[-1].set_schedule("forward", 0)
+        return used[-1]
 
     yield module
-    for stem in ("add_rmsnorm_quant",):
-        jit.emulated_module(stem).set_schedule("forward", 0)
+    for built in used:
+        built.set_schedule("forward", 0)

@@ -42,8 +42,15 @@ template <class Params>
 void launch(const LaunchShape& shape, void (*kernel)(Params), const Params& params,
             DLDevice device) {
 #if defined(__CUDACC__)
-  sglang::host::LaunchKernel(shape.grid, shape.block, device, shape.dynamic_shared_bytes)
-      .config({.use_pdl = shape.pdl})(kernel, params);
+  if (shape.dynamic_shared_bytes > 0) {
+    // Beyond 48 KiB a kernel must be told; a setting of the kernel, not of the stream.
+    CHECK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(shape.dynamic_shared_bytes)));
+  }
+  sglang::host::LaunchKernel launch(shape.grid, shape.block, device, shape.dynamic_shared_bytes);
+  launch.enable_pdl(shape.pdl);
+  if (shape.cluster > 1) launch.enable_cluster(dim3{shape.cluster, 1, 1});
+  launch(kernel, params);
 #else
   (void)device;
   emulation::launch(shape, kernel, params);

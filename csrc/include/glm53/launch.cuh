@@ -9,6 +9,8 @@ namespace glm53 {
 struct LaunchShape {
   dim3 grid, block;
   std::size_t dynamic_shared_bytes = 0;
+  // So many neighbours in x form a thread block cluster.
+  std::uint32_t cluster = 1;
   // Launched before the kernel ahead of it has ended: nothing that it writes is there before
   // pdl_wait().
   bool pdl = false;

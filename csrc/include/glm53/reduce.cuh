@@ -1,4 +1,4 @@
-// Owns reductions over a warp, part of a warp and a block, always in the same order.
+// Owns reductions and scans over a warp, part of a warp and a block, always in the same order.
 #pragma once
 
 #include <glm53/device.cuh>
@@ -32,6 +32,29 @@ __device__ __forceinline__ float block_sum(float value, float* partial) {
   if (lane == 0) partial[warp] = value;
   __syncthreads();
   return warp_sum(lane < blockDim.x / kWarpThreads ? partial[lane] : 0.0f);
+}
+
+// The sum of what the threads before this one brought. `total`: of all. partial: one value for each
+// warp, in shared memory; the block has whole warps, and passes another barrier before it reuses
+// `partial`.
+template <class Value>
+__device__ __forceinline__ Value block_scan(Value value, Value* partial, Value& total) {
+  const std::uint32_t warp = threadIdx.x / kWarpThreads, lane = threadIdx.x % kWarpThreads;
+  const auto inclusive = [&](Value sum) {
+#pragma unroll
+    for (std::uint32_t step = 1; step < kWarpThreads; step *= 2) {
+      const Value before = __shfl_up_sync(kAllLanes, sum, step);
+      if (lane >= step) sum += before;
+    }
+    return sum;
+  };
+  const Value in_warp = inclusive(value);
+  if (lane == kWarpThreads - 1) partial[warp] = in_warp;
+  __syncthreads();
+  const Value warps = inclusive(lane < blockDim.x / kWarpThreads ? partial[lane] : Value{});
+  total = __shfl_sync(kAllLanes, warps, kWarpThreads - 1);
+  const Value before_warp = __shfl_sync(kAllLanes, warps, warp == 0 ? 0 : warp - 1);
+  return in_warp - value + (warp == 0 ? Value{} : before_warp);
 }
 
 }  // namespace glm53
