@@ -48,6 +48,11 @@ HOOKS: dict[Group, tuple[Hook, ...]] = {
             "before",
             "sglang_glm53.runtime.status:log_status",
         ),
+        Hook(
+            "sglang.srt.layers.attention.dsa.dsa_topk_backend.DSATopKBackend.topk_transform",
+            "around",
+            "sglang_glm53.runtime.selection:topk_transform",
+        ),
     ),
     "cpu": (
         Hook(

@@ -6,6 +6,7 @@ from typing import Literal
 
 from sglang_glm53.seams_boundary import BOUNDARY_SEAMS
 from sglang_glm53.seams_cpu import CPU_SEAMS
+from sglang_glm53.seams_selection import SELECTION_SEAMS
 from sglang_glm53.upstream import Seam
 
 Group = Literal["guard", "model", "cpu"]
@@ -60,6 +61,24 @@ _GUARD = (
     Seam(f"{_REGISTRY}.HookSource", "class", "(NamedTuple)", "names this package in SGLang's log"),
     Seam(f"{_REGISTRY}.HookType", "class", "(Enum)", "its values are the kinds of HOOKS"),
     Seam("sglang.srt.environ.Envs.SGLANG_PLATFORM", "field", None, "tells which platform runs"),
+    Seam(
+        "sglang.srt.environ.Envs.SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK",
+        "field",
+        None,
+        "the rows that DeepEP's low-latency buffers hold",
+    ),
+    Seam(
+        "sglang.srt.arg_groups.overrides.max_speculative_num_draft_tokens",
+        "function",
+        "(server_args)",
+        "the rows of one request in a verify step",
+    ),
+    Seam(
+        "sglang.srt.arg_groups.overrides.max_prefill_buffer_tokens",
+        "function",
+        "(server_args)",
+        "the rows of a prefill step",
+    ),
 )
 
 _MODEL = (
@@ -260,6 +279,6 @@ _MODEL = (
 
 SEAMS: dict[Group, tuple[Seam, ...]] = {
     "guard": _GUARD,
-    "model": _MODEL + BOUNDARY_SEAMS,
+    "model": _MODEL + BOUNDARY_SEAMS + SELECTION_SEAMS,
     "cpu": CPU_SEAMS,
 }

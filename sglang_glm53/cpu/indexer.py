@@ -11,6 +11,7 @@ from sglang.srt.model_executor.forward_context import get_attn_backend
 
 from sglang_glm53.cpu.attention import ReferenceBackend, RowPlan
 from sglang_glm53.cpu.layout import quantise_index
+from sglang_glm53.ops.indexer_topk import indexer_topk
 
 # Bounds the per-head scores of one step, [requests, rows, heads, positions] float32.
 SCORE_BYTES = 32 << 20
@@ -22,14 +23,9 @@ def select(scores: torch.Tensor, lengths: torch.Tensor, k: int) -> torch.Tensor:
     scores: [rows, width] float32. lengths: [rows] int64, positions the row may see, at most width.
     Returns [rows, k] int32, padded with -1.
     """
-    rows, width = scores.shape
-    unseen = torch.arange(width) >= lengths[:, None]
-    best = scores.masked_fill(unseen, float("-inf")).sort(dim=-1, descending=True, stable=True).indices[:, :k]
-    # Positions past the length sort to the end as `width`, then become -1.
-    best = best.masked_fill(best >= lengths[:, None], width).sort(dim=-1).values
-    selection = torch.full((rows, k), -1, dtype=torch.int32)
-    selection[:, : best.shape[1]] = best.masked_fill(best == width, -1)
-    return selection
+    # The kernel takes rows that start at multiples of 16 bytes.
+    aligned = F.pad(scores, (0, -scores.shape[1] % 4))
+    return indexer_topk(aligned, lengths.to(torch.int32), k).slots
 
 
 def _project(

@@ -11,18 +11,20 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "sglang_glm53"
 
-LEAVES = {"geometry", "config", "cards", "tensors", "upstream", "seams"}
+LEAVES = {"geometry", "config", "capacity", "cards", "tensors", "upstream", "seams"}
 CORE = LEAVES | {"jit", "ops", "hooks", "preflight"}
 # What the modules of each layer may import of this package, besides their own layer.
 ALLOWED = {
     "geometry": set(),
     "config": set(),
+    "capacity": set(),
     "cards": set(),
     "upstream": set(),
     "tensors": {"geometry"},
     "seams_cpu": {"upstream"},
     "seams_boundary": {"upstream"},
-    "seams": {"upstream", "seams_boundary", "seams_cpu"},
+    "seams_selection": {"upstream"},
+    "seams": {"upstream", "seams_boundary", "seams_cpu", "seams_selection"},
     "jit": LEAVES,
     "ops": LEAVES | {"jit"},
     "hooks": LEAVES,

@@ -217,3 +217,17 @@ def copied_outputs() -> None:
         return found and (found[0].clone(), found[1])
 
     Site.normalise = normalise_and_copy
+
+
+def one_wrong_position() -> None:
+    """Where a row's selection is full, give its first position twice and leave its last one out."""
+    from sglang_glm53.cpu import indexer
+
+    original = indexer.select
+
+    def select(scores: torch.Tensor, lengths: torch.Tensor, k: int) -> torch.Tensor:
+        selection = original(scores, lengths, k)
+        selection[:, -1] = torch.where(lengths > k, selection[:, 0], selection[:, -1])
+        return selection
+
+    indexer.select = select

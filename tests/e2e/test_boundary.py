@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from sglang_glm53.cards import STEMS
 from sglang_glm53.testing.checkpoint import TinySpec, write
 from sglang_glm53.testing.compare import check_logprobs, logprob_figures
 from sglang_glm53.testing.server import Server, ServerError
@@ -35,6 +36,7 @@ SETTINGS = {
     "on": {},
     "off": {"GLM53_DISABLE": "add_rmsnorm_quant"},
     "emulated": {"GLM53_KERNELS": "emulated"},
+    "emulated, off": {"GLM53_KERNELS": "emulated", "GLM53_DISABLE": "add_rmsnorm_quant"},
 }
 MAKERS = {"on": "torch", "emulated": "add_rmsnorm_quant"}
 FUSIONS = ("attention_input", "ffn_input", "q_a")
@@ -48,12 +50,14 @@ class Answers:
     """What one server answered, and the fusions of its status for each data-parallel group.
 
     scored: the logprobs of each prompt's tokens after the first; generated: those of the new tokens.
+    selection: the first group's, of the same status.
     """
 
     tokens: list[list[int]]
     scored: list[list[float]]
     generated: list[list[float]]
     fusions: list[dict[str, Any]]
+    selection: dict[str, Any]
 
 
 def ask(server: Server) -> Answers:
@@ -63,9 +67,13 @@ def ask(server: Server) -> Answers:
         [[value for value, _, _ in answer["meta_info"][field]] for answer in answers]
         for field in ("input_token_logprobs", "output_token_logprobs")
     )
-    fusions = [state["glm53"]["fusions"] for state in server.server_info()["internal_states"]]
+    states = [state["glm53"] for state in server.server_info()["internal_states"]]
     return Answers(
-        [answer["output_ids"] for answer in answers], [row[1:] for row in scored], generated, fusions
+        [answer["output_ids"] for answer in answers],
+        [row[1:] for row in scored],
+        generated,
+        [state["fusions"] for state in states],
+        states[0]["selection"],
     )
 
 
@@ -78,12 +86,12 @@ def path(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def kernel(request) -> None:
-    """The emulated kernel, compiled before a server needs it."""
-    if not any(own.get("setting") == "emulated" for own in parameters(request)):
+    """The emulated kernels, compiled before a server needs them."""
+    if not any("emulated" in own.get("setting", "") for own in parameters(request)):
         return
     if shutil.which("c++") is None:
-        pytest.skip("no host C++ compiler: the emulated kernel cannot be built")
-    code = "from sglang_glm53 import jit; jit.emulated_module('add_rmsnorm_quant')"
+        pytest.skip("no host C++ compiler: the emulated kernels cannot be built")
+    code = f"from sglang_glm53 import jit; [jit.emulated_module(stem) for stem in {STEMS}]"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
@@ -164,6 +172,30 @@ def test_a_projection_that_gets_a_copy_quantises_it_to_the_same_bits(setting, mu
 @pytest.mark.parametrize("setting", ["emulated"])
 def test_the_emulated_kernel_stays_near_torch(setting, answers):
     check_logprobs(logprob_figures(answers(ONE, setting).scored, answers().scored), close=0.95)
+
+
+@pytest.mark.parametrize(("setting", "how"), [("emulated, off", "emulated"), ("off", "torch")])
+def test_the_emulated_selection_gives_the_same_bits(setting, how, answers):
+    found, torchs = answers(ONE, setting), answers(ONE, "off")
+    assert (found.tokens, found.scored, found.generated) == (torchs.tokens, torchs.scored, torchs.generated)
+    steps = len(PROMPTS) * NEW_TOKENS
+    assert found.selection["ran"] == {how: FULL * steps}
+    assert (found.selection["state"], found.selection["fallbacks"]) == ("on", {})
+
+
+@pytest.mark.parametrize("setting", ["emulated, off"])
+@pytest.mark.parametrize("mutation", ["one_wrong_position"])
+def test_one_wrong_position_changes_the_logprobs(setting, mutation, answers):
+    faulty, own = answers(ONE, setting, mutation), answers(ONE, setting)
+    assert [len(row) for row in faulty.scored] == [len(row) for row in own.scored]
+    # The selection is everything up to index_topk, 64 tokens: the prompt of 65 has one row past it, its last.
+    assert [a == b for a, b in zip(faulty.scored, own.scored, strict=True)] == [True, True, True, False]
+    assert [a == b for a, b in zip(faulty.generated, own.generated, strict=True)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sglang_glm53.ops import add_rmsnorm_quant
+from sglang_glm53.ops import add_rmsnorm_quant, indexer_topk
 
 # The logits of one decode step over a page table of this many tokens.
 CONTEXT = 8192
@@ -85,7 +85,10 @@ FREE: dict[str, Callable[..., bool]] = {
     "deep_gemm get_mn_major_tma_aligned_tensor": _is_column_major,
 }
 # This package's operators run as on a GPU, so that what they start is seen, a fallback too.
-BODIES: dict[str, Callable[..., Any]] = {"glm53 add_rmsnorm_quant": add_rmsnorm_quant._run}
+BODIES: dict[str, Callable[..., Any]] = {
+    "glm53 add_rmsnorm_quant": add_rmsnorm_quant._run,
+    "glm53 indexer_topk": indexer_topk._run,
+}
 # Python functions that were replaced and return something.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "flashinfer trtllm_batch_decode_with_kv_cache_mla": _trtllm_decode,

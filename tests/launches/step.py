@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import pkgutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,11 +26,13 @@ from sglang.srt.model_executor.forward_context import ForwardContext, forward_co
 from sglang.srt.model_executor.runner_utils.capture_mode import model_capture_mode
 from sglang.srt.model_loader.utils import set_default_torch_dtype
 from sglang.srt.models.glm4_moe import GlmMoeDsaForCausalLM
+from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
 from sglang.srt.runtime_context import SpawnRanks, publish
 from sglang.srt.server_args import prepare_server_args
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from sglang_glm53 import hooks
 from sglang_glm53.runtime.model import Glm53ForCausalLM
 from sglang_glm53.testing import spec
 from tests import configs
@@ -192,12 +195,24 @@ def _change(model: Any, case: dict[str, Any]) -> None:
         model.model.layers[number].mlp.register_forward_pre_hook(plant)
 
 
+def _select_as_served() -> None:
+    """Put the hook of the selection in place; the others of its group belong to processes that serve."""
+    [hook] = [
+        row for row in hooks.HOOKS["model"] if row.handler.startswith("sglang_glm53.runtime.selection:")
+    ]
+    source = HookSource("glm53", "sglang-glm53")
+    HookRegistry.register(hook.target, pkgutil.resolve_name(hook.handler), HookType(hook.kind), source=source)
+    HookRegistry.apply_hooks()
+
+
 def record(recorder: Any, case: dict[str, Any], folder: Path) -> dict[str, Any]:
     """{"entries": [...]}: the entries of one decode step of model.model, embedding and last norm included.
 
     case: "deployment" of DEPLOYMENTS, "implementation" stock or ours, and what _change applies. folder: where
     the model's config.json goes. Changes the process: run it in one of its own.
     """
+    if case["implementation"] == "ours":
+        _select_as_served()
     args = _server_args(case["deployment"], folder)
     config = ModelConfig.from_server_args(args)
     mode = FakeTensorMode(allow_non_fake_inputs=True)

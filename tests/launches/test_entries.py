@@ -15,6 +15,10 @@ FUSED = {
     "10.0": "jit glm53/add_rmsnorm_quant::add_rmsnorm_quant",
 }
 OWN = FUSED["10.0"]
+STOCK_TOPK, OWN_TOPK = (
+    "jit dpsk_v4_topk_v2::topk_transform_paged",
+    "jit glm53/indexer_topk::indexer_topk",
+)
 ADD_NORM, NORM = "norm fused_add_rmsnorm_cute", "norm _rmsnorm_impl"
 
 
@@ -50,9 +54,11 @@ def test_dp8_layer_changes_by_its_fusions_alone(recorded, capability, layer):
         f"{ADD_NORM} at {at}.post_attention_layernorm",
         f"{NORM} at {at}.self_attn.q_a_layernorm",
     ]
+    added = [f"{FUSED[capability]} at {at}"] * 2 + [f"{OWN} at {at}.self_attn.q_a_layernorm"]
     if layer == 6:
         removed.append(f"{report.QUANT} at {at}.self_attn.indexer.wq_b")
-    added = [f"{FUSED[capability]} at {at}"] * 2 + [f"{OWN} at {at}.self_attn.q_a_layernorm"]
+        removed.append(f"{STOCK_TOPK} at {at}.self_attn.indexer")
+        added.append(f"{OWN_TOPK} at {at}.self_attn.indexer")
     stock, ours = (_of_layer(recorded, f"dp8_deepep {one}", layer) for one in ("stock", "ours"))
     assert harness.change(stock, ours) == (sorted(removed), sorted(added))
 
