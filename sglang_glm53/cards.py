@@ -182,8 +182,8 @@ _INDEXER_TOPK = KernelCard(
             "device": "the GPU is older than Hopper (compute capability 9.0)",
         }
     ),
-    fallback="SGLang's own kernel in the model, and the same selection in torch elsewhere, counted and logged "
-    "once for each reason",
+    fallback="SGLang's own kernel in the model, and the same selection in torch elsewhere, counted and "
+    "logged once for each reason",
     peers=(
         "SGLang's `topk_transform_paged` of its top-k v2 kernel: atomic order, ties as they come past 128",
         "FlashInfer 0.7.2's `top_k_page_table_transform`, deterministic on request",
