@@ -12,6 +12,7 @@ from sglang_glm53.upstream import VERSION
 
 # Each module has add_arguments(parser) and run(args) -> exit status.
 COMMANDS = {
+    "bench": "measure the kernels beside their peers",
     "doctor": "check whether this machine and this install can serve GLM-5.3",
     "kernels": "print the kernel cards, or compile the kernels ahead of serving",
     "tiny": "write a small random checkpoint of the real architecture",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sglang_glm53.ops.quantise import ScaleLayout
+from sglang_glm53.ops.quantise import FP8, ScaleLayout, empty_scales
 from sglang_glm53.testing.reference import add_rmsnorm_quant as reference
 
 EPS = 1e-5
@@ -15,7 +15,10 @@ LAYOUTS = list(ScaleLayout)
 
 @dataclass(frozen=True)
 class Case:
-    """One call. gap: elements between the rows of x and of the residual. magnitude: x's size."""
+    """One call. gap: elements between the rows of x and of the residual. magnitude: x's size.
+
+    device: where the tensors are; their values are the same everywhere.
+    """
 
     rows: int
     hidden: int
@@ -25,6 +28,7 @@ class Case:
     gap: int = 0
     magnitude: float = 1.0
     seed: int = 0
+    device: str = "cpu"
 
     def inputs(self) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """x, residual and weight, bf16; the rows differ in size by factors of two."""
@@ -35,14 +39,14 @@ class Case:
             values = torch.randn(rows, self.hidden, generator=generator) * size * self.magnitude
             padded = torch.full((rows, self.hidden + self.gap), torch.nan)
             padded[:, : self.hidden] = values
-            return padded.bfloat16()[:, : self.hidden]
+            return padded.bfloat16().to(self.device)[:, : self.hidden]
 
-        weight = (1 + 0.3 * torch.randn(self.hidden, generator=generator)).bfloat16()
+        weight = (1 + 0.3 * torch.randn(self.hidden, generator=generator)).bfloat16().to(self.device)
         return normal(self.rows), normal(self.rows) if self.residual else None, weight
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements' bytes in order, whatever the strides."""
+    """The elements' bytes in order, whatever the strides, on the CPU."""
     return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor).view(torch.uint8)
 
 
@@ -54,6 +58,7 @@ def ulps(values: torch.Tensor) -> torch.Tensor:
 
 def check_y(y: torch.Tensor, wanted: torch.Tensor) -> None:
     """y, bf16, against the FP32 norm: at most one bf16 ulp away, and NaN in the same places."""
+    y, wanted = y.cpu(), wanted.cpu()
     assert torch.equal(y.isnan(), wanted.isnan())
     error = ((y.float() - wanted).abs() / ulps(wanted)).nan_to_num(nan=0.0, posinf=torch.inf)
     worst = int(error.argmax())
@@ -61,7 +66,7 @@ def check_y(y: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 def plain_scales(scale: torch.Tensor, layout: ScaleLayout, groups: int) -> torch.Tensor:
-    """The scales as [M, groups], float32 or exponents as int32, after a check of their layout."""
+    """The scales as [M, groups], float32 or exponents as int32, on the CPU, after a check of their layout."""
     rows = scale.shape[0]
     packed = layout is ScaleLayout.PACKED_UE8M0
     columns = -(-groups // 4) if packed else groups
@@ -70,15 +75,31 @@ def plain_scales(scale: torch.Tensor, layout: ScaleLayout, groups: int) -> torch
     aligned = -(-rows // 4) * 4
     assert scale.stride() == ((columns, 1) if layout is ScaleLayout.ROW_MAJOR else (1, aligned))
     if not packed:
-        return scale
+        return scale.cpu()
     exponents = as_bytes(scale).int()
     assert not exponents[:, groups:].any()
     return exponents[:, :groups]
 
 
+def _quantised_by_sglang(y: torch.Tensor, layout: ScaleLayout) -> tuple[torch.Tensor, torch.Tensor]:
+    """What SGLang's own CUDA kernel makes of y, as reference.quantise gives it."""
+    from sglang.kernels.ops.quantization.per_token_group_quant import per_token_group_quant
+
+    q = torch.empty_like(y, dtype=FP8)
+    scale = empty_scales(*y.shape, layout, y.device).zero_()
+    per_token_group_quant(y, q, scale, 128, scale_ue8m0=layout is ScaleLayout.PACKED_UE8M0)
+    return as_bytes(q), plain_scales(scale, layout, y.shape[1] // 128)
+
+
 def check_quantised(y: torch.Tensor, q: torch.Tensor, scale: torch.Tensor, layout: ScaleLayout) -> None:
-    """q and scale are, bit for bit, what the quantiser gives for y."""
-    wanted_q, wanted = reference.quantise(y, layout is ScaleLayout.PACKED_UE8M0)
+    """q and scale are, bit for bit, what the quantiser gives for y: on a GPU SGLang's, else the reference.
+
+    The reference's scales hold on a GPU too; its q does not, since the division is another instruction there.
+    """
     found = plain_scales(scale, layout, y.shape[1] // 128)
+    wanted_q, wanted = reference.quantise(y.cpu(), layout is ScaleLayout.PACKED_UE8M0)
     assert torch.equal(found.view(torch.int32), wanted.view(torch.int32))
-    assert torch.equal(q.view(torch.uint8), wanted_q)
+    if y.device.type == "cuda":
+        wanted_q, wanted = _quantised_by_sglang(y, layout)
+        assert torch.equal(found.view(torch.int32), wanted.view(torch.int32))
+    assert torch.equal(as_bytes(q), wanted_q)

@@ -1,5 +1,7 @@
 """Owns the checks of add_rmsnorm_quant: the emulated CUDA kernel and the torch fallback, value by value."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -16,20 +18,25 @@ SIZES = [512, 2048, HIDDEN, 7168]
 ODD_SIZES = [128, 1152, 8192]
 
 
-def _same_bytes(a, b):
+def same_bytes(a, b):
     if a is None or b is None:
         return a is b
     return torch.equal(as_bytes(a), as_bytes(b))
 
 
-def _run(case):
+def wanted_norm(x, residual, weight):
+    """The sum and its norm in FP32, on the CPU."""
+    return reference.norm(x.cpu(), None if residual is None else residual.cpu(), weight.cpu(), EPS)
+
+
+def run(case):
     """Run a case, check the residual and y, and q against y. Returns the result and the residual."""
     x, residual, weight = case.inputs()
     before = None if residual is None else residual.clone()
-    total, wanted = reference.norm(x, before, weight, EPS)
+    total, wanted = wanted_norm(x, before, weight)
     normed = add_rmsnorm_quant(x, residual, weight, EPS, case.layout, with_y=case.with_y)
     if residual is not None:
-        assert torch.equal(residual, total.bfloat16())
+        assert torch.equal(residual.cpu(), total.bfloat16())
     if normed.y is not None:
         check_y(normed.y, wanted)
         if case.layout:
@@ -39,32 +46,40 @@ def _run(case):
 
 @pytest.fixture(params=["emulated", "torch"])
 def kernels(request, choose):
+    """The device that the chosen implementation runs on; tests/gpu has its own."""
     if request.param == "emulated":
-        return request.getfixturevalue("emulated")
-    choose("torch")
-    return None
+        request.getfixturevalue("emulated")
+    else:
+        choose("torch")
+    return "cpu"
+
+
+@pytest.fixture
+def source(emulated):
+    """As kernels, but only where the kernel's source runs."""
+    return "cpu"
 
 
 @pytest.mark.parametrize("residual", [True, False], ids=["residual", "plain"])
 @pytest.mark.parametrize("layout", [*LAYOUTS, None], ids=str)
 @pytest.mark.parametrize("hidden", SIZES)
-def test_emulated_values(emulated, hidden, layout, residual):
+def test_values(source, hidden, layout, residual):
     for rows in range(1, 18):
-        case = Case(rows, hidden, layout, residual, gap=64 * (rows % 2), seed=rows)
-        normed, _ = _run(case)
+        case = Case(rows, hidden, layout, residual, gap=64 * (rows % 2), seed=rows, device=source)
+        normed, _ = run(case)
         if layout:
-            alone, _ = _run(Case(rows, hidden, layout, residual, with_y=False, gap=case.gap, seed=rows))
+            alone, _ = run(replace(case, with_y=False))
             assert alone.y is None
-            assert _same_bytes(alone.q, normed.q)
-            assert _same_bytes(alone.scale, normed.scale)
+            assert same_bytes(alone.q, normed.q)
+            assert same_bytes(alone.scale, normed.scale)
     assert not backend.declined
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("hidden", ODD_SIZES)
 def test_sizes_that_fill_no_warp_or_every_warp(kernels, hidden, layout):
-    _run(Case(5, hidden, layout))
-    _run(Case(1, hidden, layout, residual=False, gap=8))
+    run(Case(5, hidden, layout, device=kernels))
+    run(Case(1, hidden, layout, residual=False, gap=8, device=kernels))
 
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, None], ids=str)
@@ -72,37 +87,37 @@ def test_torch_values(choose, layout):
     choose("torch")
     for rows in (1, 4, 17):
         for residual in (True, False):
-            _run(Case(rows, 2048, layout, residual, gap=64, seed=rows))
+            run(Case(rows, 2048, layout, residual, gap=64, seed=rows))
 
 
 @pytest.mark.parametrize("magnitude", [1e-20, 1e-3, 1e15])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_magnitudes(kernels, layout, magnitude):
-    _run(Case(9, 1152, layout, magnitude=magnitude))
+    run(Case(9, 1152, layout, magnitude=magnitude, device=kernels))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_many_rows(emulated, layout):
-    _run(Case(130, HIDDEN, layout, gap=8))
+def test_many_rows(source, layout):
+    run(Case(130, HIDDEN, layout, gap=8, device=source))
 
 
 def test_no_rows(kernels):
-    normed = add_rmsnorm_quant(*Case(0, 512).inputs(), EPS, ScaleLayout.COLUMN_MAJOR)
+    normed = add_rmsnorm_quant(*Case(0, 512, device=kernels).inputs(), EPS, ScaleLayout.COLUMN_MAJOR)
     assert normed.y.shape == (0, 512)
     assert normed.q.shape == (0, 512)
     assert normed.scale.shape == (0, 4)
 
 
-def test_schedules_give_the_same_bytes(emulated):
+def test_schedules_give_thesame_bytes(emulated):
     module = emulated(STEM)
     for layout in LAYOUTS:
         case = Case(6, 1152, layout)
-        wanted, wanted_residual = _run(case)
+        wanted, wanted_residual = run(case)
         for order, seed in [("reversed", 0), *(("random", seed) for seed in range(1, 6))]:
             module.set_schedule(order, seed)
-            normed, residual = _run(case)
-            assert _same_bytes(residual, wanted_residual), (order, seed)
-            assert all(map(_same_bytes, normed, wanted)), (order, seed)
+            normed, residual = run(case)
+            assert same_bytes(residual, wanted_residual), (order, seed)
+            assert all(map(same_bytes, normed, wanted)), (order, seed)
         module.set_schedule("forward", 0)
 
 
@@ -111,7 +126,7 @@ def test_schedules_give_the_same_bytes(emulated):
 def test_bytes_are_the_cards(emulated, layout, residual):
     rows = 64
     module = emulated(STEM)
-    _run(Case(rows, HIDDEN, layout, residual))
+    run(Case(rows, HIDDEN, layout, residual))
     counted = {}
     for line in module.last_traffic().splitlines():
         name, read, written = line.split()
@@ -168,11 +183,11 @@ def _special_row(kind, hidden):
     ],
 )
 def test_special_rows(kernels, kind, nans, zeros, layout):
-    x, residual = _special_row(kind, 512)
-    weight = torch.ones(512, dtype=torch.bfloat16)
-    total, wanted = reference.norm(x, residual, weight, EPS)
+    x, residual = (tensor.to(kernels) for tensor in _special_row(kind, 512))
+    weight = torch.ones(512, dtype=torch.bfloat16, device=kernels)
+    total, wanted = wanted_norm(x, residual, weight)
     normed = add_rmsnorm_quant(x, residual, weight, EPS, layout)
-    assert _same_bytes(residual.nan_to_num(nan=7.0), total.bfloat16().nan_to_num(nan=7.0))
+    assert same_bytes(residual.nan_to_num(nan=7.0), total.bfloat16().nan_to_num(nan=7.0))
     check_y(normed.y, wanted)
     assert int(normed.y.isnan().sum()) == nans
     assert zeros is None or int((normed.y == 0).sum()) == zeros
@@ -183,7 +198,7 @@ def test_special_rows(kernels, kind, nans, zeros, layout):
 @pytest.mark.parametrize("gain", [3.38e38, -3.38e38, 2.0**123, 1e-38])
 def test_extreme_gains(kernels, gain, layout):
     """Infinite amax, an amax past SGLang's fast division, and y of denormals."""
-    x, residual, weight = Case(2, 512).inputs()
+    x, residual, weight = Case(2, 512, device=kernels).inputs()
     x[:, 201] = 20
     weight[200:203] = gain
     normed = add_rmsnorm_quant(x, residual, weight, EPS, layout)
@@ -192,7 +207,7 @@ def test_extreme_gains(kernels, gain, layout):
 
 
 def test_infinite_amax_is_visible_downstream(kernels):
-    x, residual, weight = Case(1, 512).inputs()
+    x, residual, weight = Case(1, 512, device=kernels).inputs()
     weight[130] = torch.inf
     normed = add_rmsnorm_quant(x, residual, weight, EPS, ScaleLayout.ROW_MAJOR)
     assert normed.scale[0].isinf().tolist() == [False, True, False, False]
@@ -202,8 +217,8 @@ def test_infinite_amax_is_visible_downstream(kernels):
 
 
 def test_group_of_zeros_has_the_documented_scale(kernels):
-    x = torch.zeros(1, 128, dtype=torch.bfloat16)
-    weight = torch.ones(128, dtype=torch.bfloat16)
+    x = torch.zeros(1, 128, dtype=torch.bfloat16, device=kernels)
+    weight = torch.ones(128, dtype=torch.bfloat16, device=kernels)
     row_major = add_rmsnorm_quant(x, None, weight, EPS, ScaleLayout.ROW_MAJOR)
     assert row_major.scale.tolist() == [[float(torch.tensor(1e-10) * torch.tensor(1 / 448))]]
     packed = add_rmsnorm_quant(x, None, weight, EPS, ScaleLayout.PACKED_UE8M0)
@@ -252,7 +267,7 @@ def test_declines_what_is_disabled(choose):
     choose("emulated", disable=STEM)
     x, residual, weight = Case(2, 512).inputs()
     assert declines(x, residual, weight) == "GLM53_DISABLE names add_rmsnorm_quant"
-    _run(Case(2, 512))
+    run(Case(2, 512))
     assert backend.declined == {(STEM, CARD.declines["disabled"]): 1}
 
 
@@ -335,5 +350,5 @@ def test_compiled_without_a_graph_break(emulated):
     wanted = layer(x, eager_residual)
     found = torch.compile(layer, backend="aot_eager", fullgraph=True)(x, compiled_residual)
     assert torch.equal(compiled_residual, eager_residual)
-    assert all(map(_same_bytes, found, wanted))
+    assert all(map(same_bytes, found, wanted))
     assert not backend.declined

@@ -15,13 +15,15 @@ STEM = "indexer_topk"
 
 @pytest.fixture(params=["emulated", "torch"])
 def kernels(request, choose):
+    """The device that the chosen implementation runs on; tests/gpu has its own."""
     if request.param == "emulated":
-        return request.getfixturevalue("emulated")
-    choose("torch")
-    return None
+        request.getfixturevalue("emulated")
+    else:
+        choose("torch")
+    return "cpu"
 
 
-def _run(case):
+def run(case):
     call = make(case)
     found = indexer_topk(call.logits, call.lengths, case.k, with_positions=True, **call.keywords())
     check(call, *found)
@@ -35,43 +37,45 @@ def test_values(kernels, bf16, mode):
         for k in (1, 64, 512):
             width = 700 + 3 * number
             lengths = (width, k, k + 1, -3, width - 1)
-            _run(Case(5, width, k, values, bf16, mode, gap=8 * (number % 2), lengths=lengths, seed=number))
+            gap = 8 * (number % 2)
+            run(Case(5, width, k, values, bf16, mode, 64, gap, lengths, seed=number, device=kernels))
     assert not backend.declined
 
 
 def test_the_largest_k(kernels):
-    _run(Case(2, 6000, 2048, "plateau", lengths=(6000, 2049)))
-    _run(Case(2, 100, 2048, "mixed", mode="ragged", lengths=(100, 7)))
+    run(Case(2, 6000, 2048, "plateau", lengths=(6000, 2049), device=kernels))
+    run(Case(2, 100, 2048, "mixed", mode="ragged", lengths=(100, 7), device=kernels))
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 32, 128])
 def test_page_sizes(kernels, page_size):
-    _run(Case(4, 1000, 96, page_size=page_size))
+    run(Case(4, 1000, 96, page_size=page_size, device=kernels))
 
 
 def test_many_rows_share_a_request(kernels):
-    call = make(Case(6, 600, 64, mode="mapped"))
+    call = make(Case(6, 600, 64, mode="mapped", device=kernels))
     call.row_to_request[:] = torch.tensor([2, 0, 2, 2, 1, 0])
     check(call, *indexer_topk(call.logits, call.lengths, 64, with_positions=True, **call.keywords()))
 
 
 def test_without_positions(kernels):
-    call = make(Case(3, 300, 16))
+    call = make(Case(3, 300, 16, device=kernels))
     found = indexer_topk(call.logits, call.lengths, 16, **call.keywords())
     assert found.positions is None
     check(call, *found)
 
 
 def test_no_rows(kernels):
-    found = indexer_topk(torch.zeros(0, 64), torch.zeros(0, dtype=torch.int32), 8, with_positions=True)
+    logits, lengths = torch.zeros(0, 64, device=kernels), torch.zeros(0, dtype=torch.int32, device=kernels)
+    found = indexer_topk(logits, lengths, 8, with_positions=True)
     assert (found.slots.shape, found.counts.shape, found.positions.shape) == ((0, 8), (0,), (0, 8))
 
 
 def test_a_length_past_the_row_or_the_table_is_cut_off(kernels):
-    call = make(Case(2, 100, 16, mode="positions", lengths=(100, 100)))
+    call = make(Case(2, 100, 16, mode="positions", lengths=(100, 100), device=kernels))
     call.lengths[:] = 2**30
     check(call, *indexer_topk(call.logits, call.lengths, 16, with_positions=True))
-    short = torch.arange(6, dtype=torch.int32).view(2, 3)
+    short = torch.arange(6, dtype=torch.int32, device=kernels).view(2, 3)
     found = indexer_topk(call.logits, call.lengths, 64, page_table=short, page_size=8, with_positions=True)
     assert found.counts.tolist() == [24, 24]
     assert found.slots[1].tolist() == [*range(24, 48), *[-1] * 40]
@@ -79,20 +83,21 @@ def test_a_length_past_the_row_or_the_table_is_cut_off(kernels):
 
 
 def test_a_start_outside_the_row_is_cut_off(kernels):
-    call = make(Case(3, 100, 16, mode="positions", lengths=(50, 50, 50)))
-    starts = torch.tensor([-4, 90, 1000], dtype=torch.int32)
+    call = make(Case(3, 100, 16, mode="positions", lengths=(50, 50, 50), device=kernels))
+    starts = torch.tensor([-4, 90, 1000], dtype=torch.int32, device=kernels)
     found = indexer_topk(call.logits, call.lengths, 16, row_starts=starts, with_positions=True)
     assert found.counts.tolist() == [16, 10, 0]
-    assert torch.equal(found.positions[0].long(), reference.positions(call.logits[0, :50], 16))
+    assert torch.equal(found.positions[0].cpu().long(), reference.positions(call.logits[0, :50].cpu(), 16))
 
 
 def test_known_selection(kernels):
     """By hand: a tie at the threshold goes to the lowest position; -0 ties with 0; NaN comes last."""
     nan = torch.nan
     logits = torch.tensor(
-        [[1.0, 3.0, 2.0, 2.0, 2.0, 5.0, nan, -1.0], [nan, -0.0, 0.0, -1.0, nan, 0.0, nan, nan]]
+        [[1.0, 3.0, 2.0, 2.0, 2.0, 5.0, nan, -1.0], [nan, -0.0, 0.0, -1.0, nan, 0.0, nan, nan]],
+        device=kernels,
     )
-    lengths = torch.tensor([8, 8], dtype=torch.int32)
+    lengths = torch.tensor([8, 8], dtype=torch.int32, device=kernels)
     assert indexer_topk(logits, lengths, 3).slots.tolist() == [[1, 2, 5], [1, 2, 5]]
     assert indexer_topk(logits, lengths, 4).slots.tolist() == [[1, 2, 3, 5], [1, 2, 3, 5]]
     assert indexer_topk(logits, lengths, 6).slots.tolist() == [[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5]]
@@ -102,10 +107,10 @@ def test_known_selection(kernels):
 def test_schedules_give_the_same_answer(emulated):
     module = emulated(STEM)
     case = Case(3, 900, 96, "plateau", mode="mapped", lengths=(900, 899, 700))
-    _, wanted = _run(case)
+    _, wanted = run(case)
     for order, seed in [("reversed", 0), *(("random", seed) for seed in range(1, 6))]:
         module.set_schedule(order, seed)
-        _, found = _run(case)
+        _, found = run(case)
         assert all(map(torch.equal, found, wanted)), (order, seed)
     module.set_schedule("forward", 0)
 
@@ -113,7 +118,7 @@ def test_schedules_give_the_same_answer(emulated):
 def test_bytes_are_the_cards(emulated):
     module = emulated(STEM)
     rows, width, k = 4, 4096, 512
-    _run(Case(rows, width, k, lengths=(width,) * rows))
+    run(Case(rows, width, k, lengths=(width,) * rows))
     counted = {}
     for line in module.last_traffic().splitlines():
         name, read, written = line.split()
@@ -152,7 +157,7 @@ def test_declines(choose, key, logits, k):
 def test_declines_what_is_disabled_or_too_old(choose, monkeypatch):
     choose("emulated", disable=STEM)
     assert declines(torch.zeros(2, 64), 8) == "GLM53_DISABLE names indexer_topk"
-    _run(Case(2, 64, 8))
+    run(Case(2, 64, 8))
     assert backend.declined == {(STEM, CARD.declines["disabled"]): 1}
     choose("auto")
     monkeypatch.setattr(backend, "is_supported", lambda device: False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -55,7 +55,8 @@ MODES = ("positions", "paged", "mapped", "ragged")
 class Case:
     """One call. gap: logits between rows. plan: threads, blocks and cache words of the launch, or zeros.
 
-    lengths: of the rows, or None for random ones, from -2 to the width.
+    lengths: of the rows, or None for random ones, from -2 to the width. device: where the tensors are; their
+    values are the same everywhere.
     """
 
     rows: int
@@ -69,6 +70,7 @@ class Case:
     lengths: tuple[int, ...] | None = None
     plan: tuple[int, int, int] = (0, 0, 0)
     seed: int = 0
+    device: str = "cpu"
 
 
 @dataclass
@@ -82,6 +84,13 @@ class Call:
     row_starts: torch.Tensor | None = None
     out_offsets: torch.Tensor | None = None
     case: Case = field(default_factory=lambda: Case(1, 1, 1))
+
+    def on(self, device: str) -> Call:
+        """The same tensors there; on another device the rows of logits have their gaps no more."""
+        moved = {
+            name: value.to(device) for name, value in vars(self).items() if isinstance(value, torch.Tensor)
+        }
+        return replace(self, **moved)
 
     def keywords(self) -> dict[str, object]:
         return {
@@ -101,20 +110,20 @@ def make(case: Case) -> Call:
     values = VALUES[case.values](generator, case.rows * case.width).view(case.rows, case.width)
     whole = torch.full((case.rows, stride), torch.finfo(torch.float32).max)
     whole[:, : case.width] = values
-    logits = (whole.bfloat16() if case.bf16 else whole)[:, : case.width]
+    logits = (whole.bfloat16() if case.bf16 else whole).to(case.device)[:, : case.width]
 
     def integers(low: int, high: int, *shape: int) -> torch.Tensor:
-        return torch.randint(low, high, shape, generator=generator).int()
+        return torch.randint(low, high, shape, generator=generator).int().to(case.device)
 
     lengths = integers(-2, case.width + 1, case.rows)
     if case.lengths is not None:
-        lengths = torch.tensor(case.lengths, dtype=torch.int32)
+        lengths = torch.tensor(case.lengths, dtype=torch.int32, device=case.device)
     call = Call(logits, lengths, case=case)
     if case.mode in ("paged", "mapped"):
         requests = max(1, case.rows // 2) if case.mode == "mapped" else case.rows
         pages = -(-case.width // case.page_size)
         order = torch.randperm(requests * pages, generator=generator)
-        call.page_table = order.int().view(requests, pages)
+        call.page_table = order.int().view(requests, pages).to(case.device)
         if case.mode == "mapped":
             call.row_to_request = integers(0, requests, case.rows)
     if case.mode == "ragged":
@@ -131,8 +140,10 @@ def wanted_positions(call: Call, row: int) -> torch.Tensor:
 
 
 def check(call: Call, slots: torch.Tensor, counts: torch.Tensor, positions: torch.Tensor | None) -> None:
-    """Every slot, count and position of a call, in their order."""
-    case = call.case
+    """Every slot, count and position of a call, in their order, on any device."""
+    case, call = call.case, call.on("cpu")
+    slots, counts = slots.cpu(), counts.cpu()
+    positions = None if positions is None else positions.cpu()
     assert slots.shape == (case.rows, case.k)
     for row in range(case.rows):
         wanted = wanted_positions(call, row)

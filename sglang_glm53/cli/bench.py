@@ -1,0 +1,111 @@
+"""Owns `glm53 bench`: this package's CUDA kernels against their peers, on the GPU of this machine."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from sglang_glm53 import __version__
+from sglang_glm53.cards import CARDS
+
+if TYPE_CHECKING:
+    from sglang_glm53.testing.bench import Point
+    from sglang_glm53.testing.bench_device import CudaDevice
+
+REPEATS, REPEATS_QUICK = 15, 7
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `glm53 bench`."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument("--kernel", metavar="STEM", choices=sorted(CARDS), help=f"only {' or '.join(CARDS)}")
+    parser.add_argument("--quick", action="store_true", help="a small grid, and fewer repeats")
+
+
+def _grids() -> dict[str, Callable[..., list[Point]]]:
+    from sglang_glm53.testing import bench_norm, bench_topk
+
+    return {"add_rmsnorm_quant": bench_norm.points, "indexer_topk": bench_topk.points}
+
+
+def _measure(args: argparse.Namespace, device: CudaDevice) -> dict[str, Any]:
+    """Everything that is printed, as the JSON object; progress goes to stderr."""
+    from sglang_glm53.testing import bench
+
+    stems = [args.kernel] if args.kernel else list(CARDS)
+    points = [point for stem in stems for point in _grids()[stem](args.quick, device.device)]
+    repeats = REPEATS_QUICK if args.quick else REPEATS
+    started = datetime.datetime.now(datetime.UTC)
+    floors = bench.measure_floors(device, repeats)
+    machine = device.describe()
+    rows, left_out = [], []
+    for number, point in enumerate(points, 1):
+        print(f"[{number}/{len(points)}] {point.kernel} {point.shape}", file=sys.stderr, flush=True)
+        found, missing = bench.measure(point, device, floors, repeats)
+        rows += found
+        left_out += missing
+    seconds = (datetime.datetime.now(datetime.UTC) - started).total_seconds()
+    return {
+        "command": shlex.join(["glm53", *sys.argv[1:]]),
+        "version": __version__,
+        "date": started.isoformat(timespec="seconds"),
+        "seconds": round(seconds),
+        "machine": machine,
+        "machine_at_the_end": device.describe(),
+        "l2_bytes": device.l2_bytes,
+        "l2_turns": bench.L2_TURNS,
+        "repeats": repeats,
+        "floors": asdict(floors),
+        "rows": [asdict(row) for row in rows],
+        "left_out": [asdict(absent) for absent in left_out],
+    }
+
+
+def _print(found: dict[str, Any]) -> None:
+    from sglang_glm53.testing import bench
+
+    floors = found["floors"]
+    print(f"{found['command']}  (sglang-glm53 {found['version']}, {found['date']}, {found['seconds']} s)")
+    for when in ("machine", "machine_at_the_end"):
+        said = ", ".join(f"{key} {value}" for key, value in found[when].items())
+        print(f"{when.replace('_', ' ')}: {said}")
+    bandwidth, empty = floors["copy_bytes_per_second"] / 1e9, floors["empty_seconds"] * 1e6
+    print(f"floor: the bytes at {bandwidth:.0f} GB/s, the copy bandwidth, or an empty launch, {empty:.2f} us")
+    print(
+        f"replayed CUDA graphs, medians of {found['repeats']} turns; between two uses of a set of buffers "
+        f"the others move {found['l2_turns']} times the L2 cache, {found['l2_bytes'] / 1e6:.0f} MB, or more"
+    )
+    print("x peer: a peer's time over ours; on our own line the fastest peer's")
+    print()
+    print("\n".join(bench.table(bench.Row(**row) for row in found["rows"])))
+    missing = bench.reasons(bench.LeftOut(**absent) for absent in found["left_out"])
+    if missing:
+        print()
+        print("\n".join(missing))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print.
+
+    The exit status is 1 without a GPU for it, when a kernel of ours did not run, and when a peer has another
+    result; a peer that is missing is only named.
+    """
+    from sglang_glm53.testing import bench_device
+
+    try:
+        device = bench_device.CudaDevice()
+    except ValueError as unfit:
+        print(f"glm53 bench: {unfit}", file=sys.stderr)
+        return 1
+    found = _measure(args, device)
+    if args.json:
+        print(json.dumps(found, indent=2))
+    else:
+        _print(found)
+    return int(any(absent["wrong"] for absent in found["left_out"]))
