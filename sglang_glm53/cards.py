@@ -101,7 +101,10 @@ _ADD_RMSNORM_QUANT = KernelCard(
     launches_removed=(
         "DP8 with DeepEP, FP8 checkpoint, decode: one quantisation at each of 78 attention inputs, 75 shared "
         "experts and 3 dense MLPs, 156 a step",
-        "TP8 up to 2048 rows: none, since all-reduce, add and norm are one kernel there already",
+        "TP8 up to 2048 rows, Hopper, and Blackwell as SGLang chooses: the first layer's first alone, since "
+        "all-reduce, add and norm are one kernel there already, which stays",
+        "TP8 up to 2048 rows, Blackwell with `--flashinfer-allreduce-fusion-backend trtllm`: the same 156, "
+        "by FlashInfer's all-reduce with FP8 output in place of that kernel and of this one",
     ),
     numerics=(
         "The norm is taken of the FP32 sum of x and residual, before its rounding to bf16; y is within one "

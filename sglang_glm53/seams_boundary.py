@@ -6,6 +6,8 @@ _LAYER = "sglang.srt.models.deepseek_v2.DeepseekV2DecoderLayer"
 _ATTENTION = "sglang.srt.models.deepseek_v2.DeepseekV2AttentionMLA"
 _MOE = "sglang.srt.models.deepseek_v2.DeepseekV2MoE"
 _NORMS = "sglang.srt.layers.layer_boundary.residual.add_norm"
+_BOUNDARY = "sglang.srt.layers.layer_boundary"
+_COMM = "sglang.srt.layers.flashinfer_comm_fusion"
 _NORM = "sglang.srt.layers.layernorm.RMSNorm"
 _FP8 = "sglang.srt.layers.quantization.fp8.Fp8LinearMethod"
 _PRODUCTS = "sglang.srt.layers.quantization.fp8_utils"
@@ -19,6 +21,8 @@ _PRODUCT = (
     "(input, weight, block_size, weight_scale, input_scale=..., bias=..., act_scale_ue8m0=..., "
     "weight_bf16=...)"
 )
+
+_ASKED = "set: asked before SGLang's all-reduce kernel completes a sum"
 
 BOUNDARY_SEAMS = (
     Seam(
@@ -105,11 +109,50 @@ BOUNDARY_SEAMS = (
     ),
     Seam(f"{_NORMS}.FUSE_ALLREDUCE_MAX_BATCH_SIZE", "field", None, "up to how many rows it does"),
     Seam(
-        "sglang.srt.layers.flashinfer_comm_fusion.uses_cutedsl_ar_fusion",
+        f"{_COMM}.uses_cutedsl_ar_fusion",
         "function",
         "()",
         "tells whether the CuteDSL fusion keeps a norm",
     ),
+    Seam(
+        f"{_COMM}.resolve_flashinfer_allreduce_fusion_backend",
+        "function",
+        "()",
+        "tells whether SGLang's all-reduce kernel is the one with FP8 output",
+    ),
+    Seam(
+        f"{_COMM}.ensure_workspace_initialized",
+        "function",
+        "(max_token_num=..., hidden_dim=..., use_fp32_lamport=..., dtype=..., token_num=..., "
+        "use_oneshot=..., use_attn_tp_group=...)",
+        "makes the workspace of the all-reduce with FP8 output",
+    ),
+    Seam(f"{_COMM}._get_workspace_manager", "function", "(use_attn_tp_group)", "finds that workspace"),
+    Seam(f"{_COMM}.FlashInferWorkspaceManager.workspace", "field", None, "is that workspace"),
+    Seam(f"{_NORMS}.NormQuantReadout.completing_fusions", "field", None, _ASKED),
+    Seam(f"{_NORMS}.NormReadout.completing_fusions", "field", None, _ASKED),
+    Seam(
+        f"{_BOUNDARY}.contracts.ReadoutFusion",
+        "class",
+        "(msgspec.Struct)",
+        "declares that kernel to SGLang's boundary",
+    ),
+    Seam(f"{_BOUNDARY}.contracts.ReadoutFusion.completes", "field", None, "the sum that it completes"),
+    Seam(f"{_BOUNDARY}.contracts.ReadoutFusion.run", "field", None, "what is called for it"),
+    Seam(f"{_BOUNDARY}.contracts.ReadoutFusion.reads", "field", None, "says that it normalises too"),
+    Seam(f"{_BOUNDARY}.contracts.ReadoutFusion.carried", "field", None, "says that a sum may be left to it"),
+    Seam(
+        f"{_BOUNDARY}.prepare._run_read_fusions",
+        "function",
+        "(read_fusions, hidden_states, residual, forward_batch, norm, *, read, read_fusion_indices=..., "
+        "update=..., **call)",
+        "asks that kernel before SGLang's own, and takes None for a decline",
+    ),
+    Seam(
+        f"{_BOUNDARY}.output.UnreducedOutput.partial", "field", None, "this rank's summand of a sum left over"
+    ),
+    Seam(f"{_BOUNDARY}.layout.SumGroup.ATTN_TP", "field", None, "the sum that an attention owes"),
+    Seam(f"{_BOUNDARY}.layout.SumGroup.MOE_OUTPUT", "field", None, "the sum that an FFN may leave"),
     Seam(f"{_NORM}", "class", "(BaseFusedOp)", "base of the norm of q_a"),
     Seam(
         f"{_NORM}.__init__",

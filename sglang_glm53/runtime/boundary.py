@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import torch
 from sglang.srt.layers import deep_gemm_wrapper
 from sglang.srt.layers.dp_attention import get_is_extend_in_batch
 from sglang.srt.layers.flashinfer_comm_fusion import uses_cutedsl_ar_fusion
-from sglang.srt.layers.layer_boundary.layout import is_dense_ffn_fully_dp
+from sglang.srt.layers.layer_boundary.layout import SumGroup, is_dense_ffn_fully_dp
 from sglang.srt.layers.layer_boundary.residual import add_norm
 from sglang.srt.layers.layer_boundary.residual.add_norm import NormQuantReadout, NormReadout
 from sglang.srt.layers.layernorm import RMSNorm
@@ -33,8 +34,10 @@ from sglang.srt.runtime_context import get_forward, get_parallel
 
 from sglang_glm53.ops import backend
 from sglang_glm53.ops.quantise import ScaleLayout
+from sglang_glm53.runtime import allreduce
 from sglang_glm53.runtime.prequantised import (
     MAKERS,
+    Made,
     Quantised,
     choose_maker,
     describes,
@@ -54,6 +57,7 @@ NO_PROJECTION = "the shared experts are served with the routed ones: no projecti
 GATHERED = "the rows are gathered over attention DP after the norm"
 _CARRIER = "_glm53_quantised"
 _SITE = "_glm53_site"
+_completer = operator.attrgetter(f"{_SITE}.complete")
 
 
 @functools.cache
@@ -119,16 +123,40 @@ class Site:
             return None
         chosen = self._choose(x, residual)
         if isinstance(chosen, str):
-            self.fallbacks[chosen] += 1
-            _log_decline(self.fusion, chosen)
+            self._leave(chosen)
             return None
         maker, layout = chosen
-        y, residual, quantised = MAKERS[maker](self.norm, x, residual, layout)
+        return self._attach(maker, MAKERS[maker](self.norm, x, residual, layout))
+
+    def complete(
+        self, x: torch.Tensor, residual: torch.Tensor, attention_tp: bool
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """normalise() for an x that owes a sum over TP ranks: the same kernel completes it.
+
+        attention_tp: the sum is the attention's, not the MoE's. None, before anything is touched and before
+        any collective of a tensor, where SGLang's all-reduce + add + norm kernel must run.
+        """
+        layouts = self._wanted(x)
+        if isinstance(layouts, str):
+            self._leave(layouts)
+            return None
+        kernels = backend.settings().kernels
+        if reason := allreduce.declines(layouts, kernels, self.norm, x, residual, attention_tp):
+            self._leave(reason)
+            return None
+        return self._attach(allreduce.MAKER, allreduce.make(self.norm, x, residual, attention_tp))
+
+    def _leave(self, reason: str) -> None:
+        self.fallbacks[reason] += 1
+        _log_decline(self.fusion, reason)
+
+    def _attach(self, maker: str, made: Made) -> tuple[torch.Tensor, torch.Tensor]:
+        y, residual, quantised = made
         setattr(y, _CARRIER, (self, quantised))
         self.made[maker] += 1
         return y, residual
 
-    def _choose(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[str, ScaleLayout] | str:
+    def _wanted(self, x: torch.Tensor) -> tuple[ScaleLayout, ...] | str:
         layouts = self.layouts
         if isinstance(layouts, str):
             return layouts
@@ -136,6 +164,12 @@ class Site:
             return "no rows"
         if get_forward().sp_active:
             return "a sequence-parallel projection gathers its own rows"
+        return layouts
+
+    def _choose(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[str, ScaleLayout] | str:
+        layouts = self._wanted(x)
+        if isinstance(layouts, str):
+            return layouts
         if self.dispatchers and get_deepep_mode().resolve(get_is_extend_in_batch()).is_normal():
             # The dispatch takes one layout only; a projection may take it second best.
             layouts = tuple(sorted(layouts, key=lambda layout: layout is not dispatch_layout()))
@@ -218,10 +252,14 @@ class _QuantisingRead:
 class AttentionRead(_QuantisingRead, NormQuantReadout):  # type: ignore[misc]
     """SGLang's read of the attention's input, with the same facts, through the norm's site."""
 
+    completing_fusions = (allreduce.fusion(SumGroup.MOE_OUTPUT, _completer),)
+
 
 @dataclass(frozen=True)
 class FfnRead(_QuantisingRead, NormReadout):  # type: ignore[misc]
     """SGLang's read of the FFN's input, with the same facts, through the norm's site."""
+
+    completing_fusions = (allreduce.fusion(SumGroup.ATTN_TP, _completer),)
 
 
 class QuantisingNorm(RMSNorm):  # type: ignore[misc]
@@ -298,14 +336,14 @@ def bind(layer: Any) -> None:
     )
 
 
-def _notes(fusion: str) -> list[str]:
-    """Which calls of a norm never reach its site, by this server's flags."""
+def _notes(fusion: str, sites: list[Site]) -> list[str]:
+    """Which calls of a norm never reach its site, or what serves them there, by this server's flags."""
     notes = []
     if fusion != Q_A and uses_cutedsl_ar_fusion():
         notes.append("SGLang's CuteDSL all-reduce fusion keeps the norms of the batches that it takes")
     elif fusion != Q_A and get_parallel().tp_size > 1 and add_norm.flashinfer_ar_fusion_applies(1):
-        most = add_norm.FUSE_ALLREDUCE_MAX_BATCH_SIZE
-        notes.append(f"SGLang's all-reduce + add + norm kernel keeps the norms of up to {most} rows")
+        layouts = next((site.layouts for site in sites if isinstance(site.layouts, tuple)), None)
+        notes.append(allreduce.note(layouts, backend.settings().kernels))
     if check_cuda_graph_backend(Phase.PREFILL, Backend.TC_PIECEWISE):
         notes.append("torch.compile traces prefill, with SGLang's norms")
     return notes
@@ -327,7 +365,7 @@ def _describe_fusion(fusion: str, sites: list[Site]) -> dict[str, Any]:
         "stem": STEM,
         "state": "on" if on else "declined",
         "reason": "; ".join(listed) or None,
-        "note": "; ".join(_notes(fusion)) or None,
+        "note": "; ".join(_notes(fusion, sites)) or None,
         "layers": on,
         "made": dict(sum((site.made for site in sites), Counter[str]())),
         "taken": dict(taken),

@@ -26,7 +26,7 @@ def stubs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def hopper(stubs: dict[str, str]) -> dict[str, Any]:
     """The answers on an H200 by name: report.cases(), "again", "unfused <name>", "planted <kind>"."""
-    named = report.cases() | {"again": _plain("stock")}
+    named = report.cases("9.0") | {"again": _plain("stock")}
     named |= {f"unfused {name}": _plain("ours") | {"unfuse": change} for name, change in UNFUSED.items()}
     named |= {f"planted {kind}": _plain("stock") | {"plant": (3, kind)} for kind in PLANTED}
     return dict(zip(named, harness.record("9.0", list(named.values()), stubs), strict=True))
@@ -35,5 +35,5 @@ def hopper(stubs: dict[str, str]) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def blackwell(stubs: dict[str, str]) -> dict[str, Any]:
     """The answers on a B300 by the names of report.cases()."""
-    named = report.cases()
+    named = report.cases("10.0")
     return dict(zip(named, harness.record("10.0", list(named.values()), stubs), strict=True))

@@ -42,9 +42,12 @@ def _always(value: Any) -> Any:
     return lambda *_, **__: value
 
 
-def install(capability: tuple[int, int]) -> None:
-    """Make torch.cuda describe one device of that capability; call it before SGLang is imported."""
-    device = DEVICES[capability]
+def install(capability: tuple[int, int], device: SimpleNamespace | None = None, count: int = 8) -> None:
+    """Make torch.cuda describe a machine with count devices of that capability.
+
+    device: one of another kind than DEVICES has. Call it before SGLang is imported, which keeps some answers.
+    """
+    device = device or DEVICES[capability]
     properties = SimpleNamespace(
         **vars(device),
         major=capability[0],
@@ -65,7 +68,7 @@ def install(capability: tuple[int, int]) -> None:
         "is_bf16_supported": True,
         "is_current_stream_capturing": True,
         "can_device_access_peer": True,
-        "device_count": 8,
+        "device_count": count,
         "current_device": 0,
         "get_device_capability": capability,
         "get_device_name": device.name,

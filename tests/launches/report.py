@@ -15,9 +15,11 @@ from tests.launches import harness
 from tests.launches.harness import Case, Entries
 
 GOLDEN = harness.HERE / "golden"
-DOCUMENT = harness.ROOT / "docs" / "measurements" / "2026-11-29-kernel-entries.md"
+DOCUMENT = harness.ROOT / "docs" / "measurements" / "2026-11-30-kernel-entries.md"
 DEVICES = {"9.0": "H200", "10.0": "B300"}
-DEPLOYMENTS = {"dp8_deepep": "DP8 + DeepEP", "tp8": "TP8"}
+BOTH = {"dp8_deepep": "DP8 + DeepEP", "tp8": "TP8"}
+# By device. On Hopper SGLang's own choice of FlashInfer's all-reduce is trtllm already.
+DEPLOYMENTS = {"9.0": BOTH, "10.0": BOTH | {"tp8_trtllm": "TP8, trtllm all-reduce"}}
 # The recorded layers, what they are, and how many of the 78 each stands for.
 LAYERS = {
     0: ("dense, full, first", 1),
@@ -50,6 +52,8 @@ workspaces of the collectives, DeepEP's buffer and the loader's absorbed project
   `--moe-dense-tp-size 1`
 - TP8: nothing more. SGLang's all-reduce + add + norm kernel keeps the norms whose input owes a sum, all but
   the first layer's first.
+- TP8, trtllm all-reduce: `--flashinfer-allreduce-fusion-backend trtllm`, which is not SGLang's choice on
+  Blackwell. There FlashInfer's all-reduce + add + norm kernel quantises too.
 
 This command writes the document and the golden lists in `tests/launches/golden` again:
 
@@ -61,11 +65,11 @@ python -m tests.launches.report
 """
 
 
-def cases() -> dict[str, Case]:
-    """The recordings of the document by name, "<deployment> <implementation>"."""
+def cases(capability: str) -> dict[str, Case]:
+    """A device's recordings for the document by name, "<deployment> <implementation>"."""
     return {
         f"{deployment} {implementation}": {"deployment": deployment, "implementation": implementation}
-        for deployment in DEPLOYMENTS
+        for deployment in DEPLOYMENTS[capability]
         for implementation in ("stock", "ours")
     }
 
@@ -77,8 +81,8 @@ def golden_lines(entries: Entries) -> list[str]:
 
 
 def golden_file(capability: str, deployment: str) -> Path:
-    """Where a golden list is."""
-    return GOLDEN / f"{capability}-{deployment}.txt"
+    """Where a golden list is; stock enters the same with either of FlashInfer's all-reduces."""
+    return GOLDEN / f"{capability}-{deployment.removesuffix('_trtllm')}.txt"
 
 
 def saved(stock: Entries, ours: Entries) -> Counter[str]:
@@ -109,7 +113,7 @@ def step_saved(stock: Entries, ours: Entries) -> Counter[str]:
 def section(capability: str, recorded: dict[str, Entries]) -> str:
     """The document's part for one device. recorded: entries by the names of cases()."""
     text = f"\n## {DEVICES[capability]} (compute capability {capability}), FP8 KV cache\n"
-    for deployment, title in DEPLOYMENTS.items():
+    for deployment, title in DEPLOYMENTS[capability].items():
         stock, ours = recorded[f"{deployment} stock"], recorded[f"{deployment} ours"]
         text += f"\n{title}:\n\n| layer | of 78 | stock | ours | fewer |\n|---|---|---|---|---|\n"
         for layer, (kind, times) in LAYERS.items():
@@ -136,11 +140,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         stubs = harness.build_stubs(Path(folder))
         for capability in DEVICES:
-            named = cases()
+            named = cases(capability)
             answers = harness.record(capability, list(named.values()), stubs)
             recorded = dict(zip(named, _entries(answers), strict=True))
             text += section(capability, recorded)
-            for deployment in DEPLOYMENTS:
+            for deployment in DEPLOYMENTS[capability]:
                 listed = "\n".join(golden_lines(recorded[f"{deployment} stock"])) + "\n"
                 golden_file(capability, deployment).write_text(listed)
     DOCUMENT.write_text(text)

@@ -49,6 +49,7 @@ DEPLOYMENTS = {
         *("--deepep-mode", "low_latency", "--moe-dense-tp-size", "1"),
     ],
     "tp8": [],
+    "tp8_trtllm": ["--flashinfer-allreduce-fusion-backend", "trtllm"],
 }
 
 

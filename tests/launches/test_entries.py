@@ -10,6 +10,11 @@ from tests import configs
 from tests.launches import harness, report
 
 DEVICES = [pytest.param("9.0", id="H200"), pytest.param("10.0", id="B300", marks=pytest.mark.matrix)]
+DEPLOYMENTS = [
+    pytest.param(*device.values, deployment, id=f"{device.id}-{deployment}", marks=device.marks)
+    for device in DEVICES
+    for deployment in report.DEPLOYMENTS[device.values[0]]
+]
 FUSED = {
     "9.0": "flashinfer norm::fused_add_rmsnorm_fp8_block_quant",
     "10.0": "jit glm53/add_rmsnorm_quant::add_rmsnorm_quant",
@@ -26,7 +31,7 @@ ADD_NORM, NORM = "norm fused_add_rmsnorm_cute", "norm _rmsnorm_impl"
 def recorded(request: pytest.FixtureRequest, capability: str) -> dict[str, harness.Entries]:
     """The entries by case, of the cases that were recorded without an error."""
     answers = request.getfixturevalue({"9.0": "hopper", "10.0": "blackwell"}[capability])
-    for name in report.cases():
+    for name in report.cases(capability):
         assert "entries" in answers[name], (answers[name]["error"], answers[name]["stderr"][-4000:])
     return {name: answer["entries"] for name, answer in answers.items() if "entries" in answer}
 
@@ -35,8 +40,7 @@ def _of_layer(recorded: dict[str, harness.Entries], case: str, layer: int) -> ha
     return harness.of_layer(recorded[case], layer)
 
 
-@pytest.mark.parametrize("capability", DEVICES)
-@pytest.mark.parametrize("deployment", report.DEPLOYMENTS)
+@pytest.mark.parametrize(("capability", "deployment"), DEPLOYMENTS)
 def test_stocks_sequence_is_the_golden_one(recorded, capability, deployment):
     golden = report.golden_file(capability, deployment).read_text().splitlines()
     assert report.golden_lines(recorded[f"{deployment} stock"]) == golden
@@ -70,21 +74,36 @@ def test_dp8_step_has_156_fewer_at_the_boundaries_and_99_by_the_q_a_reuse(record
     assert report.step(stock) - report.step(ours) == 156 + 99
 
 
+def _norms_with_all_reduce(entries: harness.Entries) -> list[str]:
+    """Where FlashInfer's all-reduce adds and normalises too: "<layer> | <call site>"."""
+    found = [entry for entry in entries if entry["name"] == "flashinfer allreduce_fusion"]
+    # The last layer's sum has no norm after it in the layers.
+    return [f"{e['module']} | {e['site']}" for e in found if " flashinfer_allreduce < " not in e["site"]]
+
+
 @pytest.mark.parametrize("capability", DEVICES)
 def test_tp8_keeps_sglangs_all_reduce_norms(recorded, capability):
     stock, ours = recorded["tp8 stock"], recorded["tp8 ours"]
-    fused = [
-        [line for line in harness.lines(entries) if "flashinfer_allreduce_residual_rmsnorm" in line]
-        for entries in (stock, ours)
-    ]
-    assert fused[0] == fused[1]
+    fused = _norms_with_all_reduce(stock)
+    assert fused == _norms_with_all_reduce(ours)
+    assert all("flashinfer_allreduce_residual_rmsnorm" in line for line in fused)
     # Of the 8 layers' two norms only the first layer's first has an input that owes no sum.
-    assert len(fused[0]) == 2 * 8 - 1
+    assert len(fused) == 2 * 8 - 1
     assert report.step_saved(stock, ours) == {"attention_input": 1, "ffn_input": 0, "q_a": 99}
 
 
-@pytest.mark.parametrize("capability", DEVICES)
-@pytest.mark.parametrize("deployment", report.DEPLOYMENTS)
+@pytest.mark.parametrize("capability", DEVICES[1:])
+def test_tp8_on_blackwell_quantises_in_the_trtllm_all_reduce(recorded, capability):
+    stock, ours = recorded["tp8_trtllm stock"], recorded["tp8_trtllm ours"]
+    site = "sglang_glm53/runtime/allreduce.py make < sglang_glm53/runtime/boundary.py complete"
+    layers = [0] + [layer for layer in range(1, 8) for _ in range(2)]
+    assert _norms_with_all_reduce(ours) == [f"model.layers.{layer} | {site}" for layer in layers]
+    assert len(_norms_with_all_reduce(stock)) == len(layers)
+    assert report.step_saved(stock, ours) == {"attention_input": 78, "ffn_input": 78, "q_a": 99}
+    assert report.step(stock) - report.step(ours) == 156 + 99
+
+
+@pytest.mark.parametrize(("capability", "deployment"), DEPLOYMENTS)
 def test_nothing_outside_the_layers_changes(recorded, capability, deployment):
     outside = [
         harness.lines([e for e in recorded[f"{deployment} {one}"] if "layers." not in e["module"]])

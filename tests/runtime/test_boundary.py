@@ -21,13 +21,13 @@ from sglang.srt.model_executor.cuda_graph_config import Backend, Phase
 
 from sglang_glm53.ops import backend
 from sglang_glm53.ops.quantise import ScaleLayout
-from sglang_glm53.runtime import boundary
+from sglang_glm53.runtime import allreduce, boundary
 from sglang_glm53.runtime.boundary import AttentionRead, FfnRead, QuantisingNorm, Site
 from sglang_glm53.runtime.prequantised import quantise
 
 ROW, COLUMN, PACKED = ScaleLayout.ROW_MAJOR, ScaleLayout.COLUMN_MAJOR, ScaleLayout.PACKED_UE8M0
 HIDDEN = 256
-ALL_REDUCE = "SGLang's all-reduce + add + norm kernel keeps the norms of up to 2048 rows"
+ALL_REDUCE = f"SGLang's all-reduce + add + norm kernel keeps the norms of up to 2048 rows: {allreduce.SCALES}"
 CUTEDSL = "SGLang's CuteDSL all-reduce fusion keeps the norms of the batches that it takes"
 TRACED = "torch.compile traces prefill, with SGLang's norms"
 
@@ -81,7 +81,7 @@ READS = [(AttentionRead(), NORM_QUANT_READOUT), (FfnRead(), NORM_READOUT)]
 @pytest.mark.parametrize(("read", "stock"), READS)
 def test_a_read_declares_what_sglangs_does(read, stock):
     assert ReadFacts.of(read) == ReadFacts.of(stock)
-    assert (read.bind, read.completing_fusions, read.gathering_reads) == (None, (), ())
+    assert (read.bind, read.gathering_reads) == (None, ())
 
 
 @pytest.mark.parametrize(("read", "stock"), READS)
@@ -360,15 +360,17 @@ def test_the_status_counts_over_layers(site, parallel):
     ],
 )
 def test_the_notes_name_who_keeps_a_norm(
-    tp, owns, cutedsl, traced, boundary_notes, q_a_notes, parallel, monkeypatch
+    tp, owns, cutedsl, traced, boundary_notes, q_a_notes, parallel, choose, monkeypatch
 ):
     parallel.tp_size = tp
+    sites = [Site(boundary.FFN_INPUT, rms_norm(), named) for named in ({}, {"gate_up": Projection(ROW)})]
     monkeypatch.setattr(boundary.add_norm, "flashinfer_ar_fusion_applies", lambda rows: owns and rows == 1)
     monkeypatch.setattr(boundary, "uses_cutedsl_ar_fusion", lambda: cutedsl)
     asked = (Phase.PREFILL, Backend.TC_PIECEWISE)
     monkeypatch.setattr(boundary, "check_cuda_graph_backend", lambda *args: traced and args == asked)
-    assert boundary._notes(boundary.FFN_INPUT) == boundary._notes(boundary.ATTENTION_INPUT) == boundary_notes
-    assert boundary._notes(boundary.Q_A) == q_a_notes
+    for fusion in (boundary.FFN_INPUT, boundary.ATTENTION_INPUT):
+        assert boundary._notes(fusion, sites) == boundary_notes
+    assert boundary._notes(boundary.Q_A, sites) == q_a_notes
 
 
 @pytest.mark.parametrize(
