@@ -11,6 +11,29 @@ from sglang_glm53.preflight import RefusedError, flag_reasons, model_reasons, pa
 from tests.configs import FP8, glm53
 
 FULL, SHARED = "full", "shared"
+HARMLESS = {
+    "use_ray": False,
+    "weight_cache_mode": "off",
+    "enable_two_batch_overlap": False,
+    "enable_mixed_chunk": False,
+    "moe_a2a_backend": "none",
+    "speculative_algorithm": None,
+}
+DEEPEP = HARMLESS | {
+    "moe_a2a_backend": "deepep",
+    "deepep_mode": "auto",
+    "disaggregation_mode": "null",
+    "tp_size": 8,
+    "attn_dp_size": 8,
+    "attn_cp_size": 1,
+    "page_size": 64,
+    "disable_attn_tp_gather": False,
+    "cuda_graph_config": None,
+    "ep_num_redundant_experts": 0,
+    "max_running_requests": 256,
+}
+EAGLE = {"speculative_algorithm": "EAGLE", "speculative_moe_a2a_backend": None, "speculative_eagle_topk": 1}
+CAPACITY = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
 
 
 def as_object(config):
@@ -148,10 +171,19 @@ def test_a_reason_that_two_checks_give_is_listed_once():
             {"weight_cache_mode": "client"},
             ["--weight-cache-mode client: its daemon loads no plugin: leave it out"],
         ),
+        ({"enable_two_batch_overlap": True}, []),
+        ({"enable_mixed_chunk": True}, []),
+        (
+            {"enable_two_batch_overlap": True, "enable_mixed_chunk": True},
+            [
+                "--enable-two-batch-overlap with --enable-mixed-chunk: the overlap serves no batch that "
+                "mixes prefill and decode: leave one of them out"
+            ],
+        ),
     ],
 )
 def test_flags(flags, expected):
-    assert flag_reasons(SimpleNamespace(**{"use_ray": False, "weight_cache_mode": "off"} | flags)) == expected
+    assert flag_reasons(SimpleNamespace(**HARMLESS | flags)) == expected
 
 
 @pytest.fixture
@@ -205,8 +237,28 @@ def override_base(monkeypatch):
     monkeypatch.setitem(sys.modules, "sglang.srt.arg_groups.model_override_base", module)
 
 
+@pytest.fixture
+def deepep_capacity(monkeypatch):
+    """SGLang's two sizes of a step as the record has them, and its variable, to which this sets a value."""
+    overrides = SimpleNamespace(
+        max_speculative_num_draft_tokens=lambda args: args.draft_tokens,
+        max_prefill_buffer_tokens=lambda args: args.chunk_tokens,
+    )
+    monkeypatch.setitem(sys.modules, "sglang.srt.arg_groups.overrides", overrides)
+
+    def capacity_is(value):
+        envs = SimpleNamespace(**{CAPACITY: SimpleNamespace(get=lambda: value)})
+        monkeypatch.setitem(sys.modules, "sglang.srt.environ", SimpleNamespace(envs=envs))
+
+    return capacity_is
+
+
+def _server(config, **flags):
+    return SimpleNamespace(config=config, draft_tokens=6, chunk_tokens=1024, **DEEPEP | flags)
+
+
 def test_a_server_is_judged_by_its_model_and_its_flags(no_seam_problem, override_base):
-    args = SimpleNamespace(config=glm53(n_group=2), use_ray=True, weight_cache_mode="off")
+    args = SimpleNamespace(config=glm53(n_group=2), **HARMLESS | {"use_ray": True})
     assert [reason.partition(":")[0] for reason in preflight.server_reasons(args)] == [
         "config.json",
         "--use-ray",
@@ -215,5 +267,43 @@ def test_a_server_is_judged_by_its_model_and_its_flags(no_seam_problem, override
 
 def test_nothing_is_read_through_an_accessor_that_moved(override_base, monkeypatch):
     monkeypatch.setattr(hooks, "problems", lambda groups: ["moved"] if tuple(groups) == ("guard",) else [])
-    args = SimpleNamespace(config=glm53(n_group=2), use_ray=True, weight_cache_mode="off")
+    args = SimpleNamespace(config=glm53(n_group=2), **HARMLESS | {"use_ray": True})
     assert preflight.server_reasons(args) == []
+
+
+@pytest.mark.parametrize("room", [128, 188])
+def test_a_step_over_deepeps_capacity_is_refused(no_seam_problem, override_base, deepep_capacity, room):
+    deepep_capacity(room)
+    [reason] = preflight.server_reasons(_server(glm53(), **EAGLE))
+    assert reason.startswith(f"{CAPACITY}={room}, but a decode step has up to 192 rows on a rank")
+    assert ": set it to 192, or --max-running-requests to at most " in reason
+
+
+def test_a_step_within_it_is_not(no_seam_problem, override_base, deepep_capacity, caplog):
+    deepep_capacity(192)
+    assert preflight.server_reasons(_server(glm53(), **EAGLE)) == []
+    assert caplog.records == []
+
+
+def test_the_largest_step_counts(no_seam_problem, override_base, deepep_capacity):
+    deepep_capacity(512)
+    [reason] = preflight.server_reasons(_server(glm53(), deepep_mode="low_latency", **EAGLE))
+    assert reason.startswith(f"{CAPACITY}=512, but a prefill step has up to 1024 rows on a rank")
+
+
+@pytest.mark.parametrize(("redundant", "spare"), [(0, 2044723200), (64, 2555904000)])
+def test_a_wasteful_capacity_is_a_warning(
+    no_seam_problem, override_base, deepep_capacity, caplog, redundant, spare
+):
+    deepep_capacity(192)
+    assert preflight.server_reasons(_server(glm53(), ep_num_redundant_experts=redundant)) == []
+    [record] = caplog.records
+    assert (record.name, record.levelno) == ("sglang_glm53", logging.WARNING)
+    assert record.getMessage().startswith(f"{CAPACITY}=192, but no step has more than 32 rows on a rank: 32 ")
+    assert f" free {spare} bytes " in record.getMessage()
+
+
+def test_the_capacity_of_an_unknown_model_is_not_judged(no_seam_problem, override_base, deepep_capacity):
+    deepep_capacity(4096)
+    [reason] = preflight.server_reasons(_server(glm53(v_head_dim=None)))
+    assert reason == "config.json lacks or misstates v_head_dim: integers are needed"

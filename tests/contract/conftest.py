@@ -1,10 +1,13 @@
-"""Owns SGLang's own argument parser for these tests, in one worker process: importing it takes 12 s."""
+"""Owns SGLang's own argument code for these tests, in worker processes: importing it takes 12 s and more."""
 
 import json
 import subprocess
 import sys
 
 import pytest
+
+from tests.contract.resolver import Resolver
+from tests.launches import harness
 
 WORKER = """
 import argparse, contextlib, json, os, sys
@@ -52,3 +55,20 @@ def sglang_parser():
     parser = SglangParser()
     yield parser
     parser.close()
+
+
+@pytest.fixture(scope="session")
+def resolver(tmp_path_factory):
+    """The Resolver of a GPU generation, started when it is first asked for."""
+    if reason := harness.unfit():
+        pytest.skip(reason)
+    started: dict[str, Resolver] = {}
+
+    def of(generation: str) -> Resolver:
+        if generation not in started:
+            started[generation] = Resolver(generation, tmp_path_factory.mktemp(generation))
+        return started[generation]
+
+    yield of
+    for each in started.values():
+        each.close()

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = sorted((ROOT / "launch").glob("*.sh"))
+from sglang_glm53.capacity import VARIABLE
+from tests.contract import scripts
+
 MAX_LINES = 30
+EVERY_SCRIPT = pytest.mark.parametrize("script", scripts.SCRIPTS, ids=lambda script: script.name)
 
 
 def _faults(script: Path) -> list[str]:
@@ -29,46 +31,77 @@ def _faults(script: Path) -> list[str]:
     return faults
 
 
-def _run(script: Path, folder: Path, words: list[str], doctor_status: int = 0):
-    """Run a script with a stub doctor and a stub python; the commands they saw, and the exit status."""
-    log = folder / "log"
-    for name, status in (("glm53", doctor_status), ("python", 0)):
-        stub = folder / name
-        call = f'printf "%s\\n" {name} "$@" "SGLANG_PLATFORM=${{SGLANG_PLATFORM-}}" --- >>{log}'
-        stub.write_text(f"#!/bin/sh\n{call}\nexit {status}\n")
-        stub.chmod(0o755)
-    run = subprocess.run(["bash", str(script), *words], env={"PATH": f"{folder}:/usr/bin:/bin"})
-    calls = [call.split() for call in log.read_text().split("---\n") if call]
-    return calls, run.returncode
-
-
 def test_there_are_scripts():
-    assert [script.name for script in SCRIPTS] == ["cpu_demo.sh", "tp8_low_latency.sh"]
+    assert [script.name for script in scripts.SCRIPTS] == [
+        "cpu_demo.sh",
+        "dp4_throughput_gb300.sh",
+        "dp8_throughput.sh",
+        "dp8_throughput_b200.sh",
+        "dp8_throughput_b300.sh",
+        "ep16_overlap.sh",
+        "ep32_overlap.sh",
+        "tp8_long_context.sh",
+        "tp8_low_latency.sh",
+    ]
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+@EVERY_SCRIPT
 def test_script_text(script):
     assert _faults(script) == []
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+@EVERY_SCRIPT
+def test_every_flag_has_a_comment(script):
+    lines = [line.strip() for line in script.read_text().partition("args=(\n")[2].splitlines()]
+    flags = [number for number, line in enumerate(lines) if line.startswith("--") and number > 0]
+    assert len(flags) > 0
+    assert [lines[number] for number in flags if not lines[number - 1].startswith("# ")] == []
+
+
+@EVERY_SCRIPT
 def test_script_runs_doctor_then_sglang(script, tmp_path, sglang_parser):
-    (doctor, server), status = _run(script, tmp_path, ["some/checkpoint", "--port", "30001"])
-    platform = "SGLANG_PLATFORM=" + ("glm53_cpu" if script.name.startswith("cpu_") else "")
-    assert doctor == ["glm53", "doctor", platform]
-    assert server[:3] == ["python", "-m", "sglang.launch_server"]
-    assert server[-1] == platform
-    flags = server[3:-1]
-    assert flags[:4] == ["--model-path", "some/checkpoint", "--model-impl", "glm53"]
+    words = [*scripts.arguments(script), "--port", "30001"]
+    (doctor, server), status = scripts.run(script, tmp_path, words)
+    platform = "glm53_cpu" if script.name.startswith("cpu_") else None
+    assert doctor.words == ["glm53", "doctor"]
+    assert doctor.environment == server.environment
+    assert server.environment.get("SGLANG_PLATFORM") == platform
+    assert server.words[:3] == ["python", "-m", "sglang.launch_server"]
+    flags = server.words[3:]
+    assert flags[:4] == ["--model-path", scripts.MODEL, "--model-impl", "glm53"]
     assert flags[-2:] == ["--port", "30001"]
     assert sglang_parser.complaint(flags) == ""
     assert status == 0
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+@pytest.mark.parametrize("name", ["tp8_low_latency.sh", "dp8_throughput.sh", "ep16_overlap.sh"])
+def test_the_model_is_the_published_one_by_default(name, tmp_path):
+    script = scripts.FOLDER / name
+    (_, server), _ = scripts.run(script, tmp_path, scripts.arguments(script)[:-1])
+    assert server.words[3:5] == ["--model-path", "zai-org/GLM-5.3"]
+
+
+@pytest.mark.parametrize("name", ["dp8_throughput.sh", "ep32_overlap.sh"])
+def test_a_capacity_of_ones_own_stays(name, tmp_path):
+    script = scripts.FOLDER / name
+    calls, _ = scripts.run(script, tmp_path, scripts.arguments(script), **{VARIABLE: "512"})
+    assert [call.environment[VARIABLE] for call in calls] == ["512", "512"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("cpu_demo.sh", []), ("ep16_overlap.sh", []), ("ep16_overlap.sh", ["0"]), ("ep32_overlap.sh", ["0"])],
+)
+def test_a_missing_argument_stops_the_script(name, words, tmp_path):
+    calls, status = scripts.run(scripts.FOLDER / name, tmp_path, words)
+    assert calls == []
+    assert status != 0
+
+
+@EVERY_SCRIPT
 def test_a_failed_doctor_stops_the_script(script, tmp_path):
-    calls, status = _run(script, tmp_path, ["some/checkpoint"], doctor_status=1)
-    assert [call[:2] for call in calls] == [["glm53", "doctor"]]
+    calls, status = scripts.run(script, tmp_path, scripts.arguments(script), doctor=1)
+    assert [call.words for call in calls] == [["glm53", "doctor"]]
     assert status == 1
 
 
