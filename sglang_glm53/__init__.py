@@ -1,3 +1,5 @@
-"""Owns the version. GLM-5.3 for SGLang 0.5.23, selected by --model-impl glm53; imports nothing."""
+"""Owns the version and the name. GLM-5.3 for SGLang 0.5.23, by --model-impl glm53; imports nothing."""
 
 __version__ = "0.1.0"
+# The value of --model-impl that selects this package.
+IMPL = "glm53"

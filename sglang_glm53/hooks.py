@@ -26,7 +26,13 @@ class Hook:
 
 
 HOOKS: dict[Group, tuple[Hook, ...]] = {
-    "guard": (),
+    "guard": (
+        Hook(
+            "sglang.srt.arg_groups.model_hook._validate_dsa_tbo_index_sharing",
+            "around",
+            "sglang_glm53.preflight:allow_overlap",
+        ),
+    ),
     "model": (
         Hook(
             "sglang.srt.model_loader.loader._validate_default_loader_extra_config",
@@ -53,6 +59,11 @@ HOOKS: dict[Group, tuple[Hook, ...]] = {
             "around",
             "sglang_glm53.runtime.selection:topk_transform",
         ),
+        Hook(
+            "sglang.srt.batch_overlap.operations_strategy.OperationsStrategy.init_new_tbo",
+            "around",
+            "sglang_glm53.overlap.strategy:init_new_tbo",
+        ),
     ),
     "cpu": (
         Hook(
@@ -69,6 +80,11 @@ HOOKS: dict[Group, tuple[Hook, ...]] = {
             "sglang.srt.distributed.device_communicators.pynccl.PyNcclCommunicator",
             "replace",
             "sglang_glm53.cpu.collectives:GlooCommunicator",
+        ),
+        Hook(
+            "sglang.srt.layers.moe.token_dispatcher.deepep.DeepEPDispatcher",
+            "replace",
+            "sglang_glm53.cpu.dispatcher:GlooDispatcher",
         ),
     ),
 }

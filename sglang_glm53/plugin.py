@@ -17,7 +17,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-IMPL = "glm53"
+from sglang_glm53 import IMPL
+
 CLASSES = {
     "GlmMoeDsaForCausalLM": "sglang_glm53.runtime.model:Glm53ForCausalLM",
     "GlmMoeDsaForCausalLMNextN": "sglang_glm53.runtime.nextn:Glm53ForCausalLMNextN",
@@ -125,9 +126,10 @@ def _turn_on() -> None:
 
 
 def _prepare() -> None:
-    """Register the reference platform's hooks, which SGLang applies next."""
+    """Register what must be in place while arguments are resolved; SGLang applies it next."""
     from sglang_glm53 import hooks
 
+    hooks.register("guard")
     if "cpu" in _groups():
         hooks.register("cpu")
     if requested(sys.argv):

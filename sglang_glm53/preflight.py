@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from sglang_glm53 import config, geometry, hooks, upstream
+from sglang_glm53 import IMPL, capacity, config, geometry, hooks, upstream
 from sglang_glm53.cards import STEMS
 from sglang_glm53.seams import Group
 
@@ -122,7 +122,7 @@ def _quantization_reasons(quantization: Any) -> list[str]:
 def flag_reasons(flags: Any) -> list[str]:
     """Why resolved server flags cannot go with this package.
 
-    Both start a process that builds the model without loading any plugin, so the stock model would serve.
+    Ray and the weight daemon build the model in a process without plugins, so the stock model would serve.
     Source: SGLang 0.5.23, ray/scheduler_actor.py and weight_cache/daemon.py.
     """
     reasons = []
@@ -132,7 +132,43 @@ def flag_reasons(flags: Any) -> list[str]:
         reasons.append(
             f"--weight-cache-mode {flags.weight_cache_mode}: its daemon loads no plugin: leave it out"
         )
+    if flags.enable_two_batch_overlap and flags.enable_mixed_chunk:
+        reasons.append(
+            "--enable-two-batch-overlap with --enable-mixed-chunk: the overlap serves no batch that mixes "
+            "prefill and decode: leave one of them out"
+        )
     return reasons
+
+
+def allow_overlap(original: Callable[..., None], server_args: Any, hf_config: Any) -> None:
+    """AROUND SGLang's refusal of two-batch overlap for layers that share a selection: not with this package.
+
+    It runs while the arguments are resolved; check_server_args comes later and judges the rest.
+    Source: SGLang 0.5.23, arg_groups/model_hook.py:54.
+    """
+    if server_args.model_impl != IMPL:
+        original(server_args, hf_config)
+
+
+def capacity_reasons(server_args: Any, flags: Any, hf_config: Any) -> list[str]:
+    """Why DeepEP's buffers could not hold a step of this server; memory that they waste is logged.
+
+    server_args: SGLang's ServerArgs after resolution. flags: the same, as resolved. hf_config: one without
+    model_reasons.
+    """
+    if not capacity.uses_deepep(flags):
+        return []
+    from sglang.srt.arg_groups.overrides import max_prefill_buffer_tokens, max_speculative_num_draft_tokens
+    from sglang.srt.environ import envs
+
+    draft_tokens = max_speculative_num_draft_tokens(server_args) if flags.speculative_algorithm else None
+    steps = capacity.steps(flags, draft_tokens, max_prefill_buffer_tokens(server_args))
+    room = envs.SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK.get()
+    sizes = geometry.Geometry.from_config(hf_config)
+    spare = capacity.spare(steps, room, sizes.hidden, sizes.num_experts + flags.ep_num_redundant_experts)
+    if spare:
+        logger.warning("%s", spare)
+    return capacity.reasons(steps, room)
 
 
 def server_reasons(server_args: Any) -> list[str]:
@@ -144,4 +180,7 @@ def server_reasons(server_args: Any) -> list[str]:
         return []
     from sglang.srt.arg_groups.model_override_base import model_config_of, resolving_view
 
-    return model_reasons(model_config_of(server_args).hf_config) + flag_reasons(resolving_view(server_args))
+    hf_config, flags = model_config_of(server_args).hf_config, resolving_view(server_args)
+    of_model = model_reasons(hf_config)
+    of_capacity = [] if of_model else capacity_reasons(server_args, flags, hf_config)
+    return of_model + flag_reasons(flags) + of_capacity

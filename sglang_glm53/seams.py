@@ -6,6 +6,7 @@ from typing import Literal
 
 from sglang_glm53.seams_boundary import BOUNDARY_SEAMS
 from sglang_glm53.seams_cpu import CPU_SEAMS
+from sglang_glm53.seams_overlap import OVERLAP_SEAMS
 from sglang_glm53.seams_selection import SELECTION_SEAMS
 from sglang_glm53.upstream import Seam
 
@@ -60,6 +61,12 @@ _GUARD = (
     Seam(f"{_REGISTRY}.HookRegistry.apply_hooks", "classmethod", "(cls)", "puts them in place"),
     Seam(f"{_REGISTRY}.HookSource", "class", "(NamedTuple)", "names this package in SGLang's log"),
     Seam(f"{_REGISTRY}.HookType", "class", "(Enum)", "its values are the kinds of HOOKS"),
+    Seam(
+        "sglang.srt.arg_groups.model_hook._validate_dsa_tbo_index_sharing",
+        "function",
+        "(server_args, hf_config)",
+        "hooked: two-batch overlap is not refused with this package",
+    ),
     Seam("sglang.srt.environ.Envs.SGLANG_PLATFORM", "field", None, "tells which platform runs"),
     Seam(
         "sglang.srt.environ.Envs.SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK",
@@ -279,6 +286,6 @@ _MODEL = (
 
 SEAMS: dict[Group, tuple[Seam, ...]] = {
     "guard": _GUARD,
-    "model": _MODEL + BOUNDARY_SEAMS + SELECTION_SEAMS,
+    "model": _MODEL + BOUNDARY_SEAMS + SELECTION_SEAMS + OVERLAP_SEAMS,
     "cpu": CPU_SEAMS,
 }

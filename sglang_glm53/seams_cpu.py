@@ -122,6 +122,30 @@ CPU_SEAMS = (
         "the expert method that the reference experts serve",
     ),
     Seam(
+        "sglang.srt.layers.moe.token_dispatcher.deepep.DeepEPDispatcher",
+        "class",
+        "(BaseDispatcher)",
+        "replaced: dispatches over gloo",
+    ),
+    Seam(
+        "sglang.srt.layers.moe.token_dispatcher.base.BaseDispatcher",
+        "class",
+        "(ABC)",
+        "base of that dispatcher",
+    ),
+    Seam(
+        "sglang.srt.layers.moe.topk.StandardTopKOutput",
+        "class",
+        "(NamedTuple)",
+        "the weights and ids that it hands the experts",
+    ),
+    Seam(
+        "sglang.srt.layers.moe.ep_moe.layer._is_npu",
+        "field",
+        None,
+        "set: the experts behind a dispatcher run by their quantisation method",
+    ),
+    Seam(
         "sglang.srt.layers.moe.token_dispatcher.standard.StandardDispatchOutput",
         "class",
         "(NamedTuple)",

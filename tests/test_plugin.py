@@ -46,7 +46,13 @@ def marked(original, *args):
 
 
 def server_args(model_impl="glm53", **changes):
-    flags = {"use_ray": False, "weight_cache_mode": "off"}
+    flags = {
+        "use_ray": False,
+        "weight_cache_mode": "off",
+        "enable_two_batch_overlap": False,
+        "moe_a2a_backend": "none",
+        "speculative_algorithm": None,
+    }
     return SimpleNamespace(model_impl=model_impl, config=SimpleNamespace(**glm53(**changes)), **flags)
 
 

@@ -48,6 +48,7 @@ def threads_for_rank(original: Callable[..., Any], *, numa_index: int, world_siz
 def set_module_flags() -> None:
     """Set the module globals by which upstream picks torch over pinned memory, Triton and CUDA's bmm."""
     import sglang.srt.layers.dp_attention as dp_attention
+    import sglang.srt.layers.moe.ep_moe.layer as ep_moe
     import sglang.srt.model_executor.forward_batch_info as forward_batch_info
     import sglang.srt.models.deepseek_common.deepseek_weight_loader as weight_loader
 
@@ -55,6 +56,8 @@ def set_module_flags() -> None:
 
     forward_batch_info._is_cpu = True
     dp_attention.memcpy_func = dp_attention.memcpy_cpu
+    # Behind a dispatcher the experts run by their quantisation method, not by DeepGEMM.
+    ep_moe._is_npu = True
     # The branch that dequantises kv_b_proj by blocks; the other one makes it per-tensor FP8 for CUDA's bmm.
     weight_loader._is_xpu = True
     weight_loader.block_quant_dequant = dequantise_kv_b

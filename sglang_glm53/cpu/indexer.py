@@ -17,15 +17,16 @@ from sglang_glm53.ops.indexer_topk import indexer_topk
 SCORE_BYTES = 32 << 20
 
 
-def select(scores: torch.Tensor, lengths: torch.Tensor, k: int) -> torch.Tensor:
-    """The positions of each row's k largest scores, ties to the lowest position, in ascending order.
+def select(scores: torch.Tensor, lengths: torch.Tensor, k: int, **places: Any) -> torch.Tensor:
+    """The selection of the k largest scores of each row, ties to the lowest position, in ascending order.
 
     scores: [rows, width] float32. lengths: [rows] int64, positions the row may see, at most width.
+    places: how positions become what the attention reads, as indexer_topk takes it; none: they stay.
     Returns [rows, k] int32, padded with -1.
     """
     # The kernel takes rows that start at multiples of 16 bytes.
     aligned = F.pad(scores, (0, -scores.shape[1] % 4))
-    return indexer_topk(aligned, lengths.to(torch.int32), k).slots
+    return indexer_topk(aligned, lengths.to(torch.int32), k, **places).slots
 
 
 def _project(
@@ -85,7 +86,7 @@ def _select_rows(
             part = rows[:, start : start + step]
             flat = part.flatten()
             scores = _score(query[part], keys, weights[part]).flatten(0, 1)
-            selection[flat] = select(scores, plan.lengths[flat], k)
+            selection[flat] = select(scores, plan.lengths[flat], k, **backend.places(flat))
     return selection
 
 
@@ -102,7 +103,8 @@ def indexer_forward(
     """Store the new index keys and return the selection.
 
     x: [rows, hidden]; q_lora: [rows, q_lora_rank]; positions: [rows] int64.
-    Returns [rows, index_topk] int32 positions, ascending, padded with -1; rows that pad the batch are all -1.
+    Returns [rows, index_topk] int32, in the form of the backend's selections, in ascending order of position
+    and padded with -1; rows that pad the batch are all -1.
     Source: SGLang 0.5.23, layers/attention/dsa/dsa_indexer.py:1910 (forward_cuda).
     """
     backend = get_attn_backend()
@@ -110,7 +112,8 @@ def indexer_forward(
     if rows == 0 or forward_batch.forward_mode.is_idle():
         return torch.full((rows, self.index_topk), -1, dtype=torch.int32) if return_indices else None
     query, key, weights = _project(self, x, q_lora, positions)
-    slots = forward_batch.out_cache_loc.long()
+    # Rows that pad the batch write no key.
+    slots = forward_batch.out_cache_loc[: backend.rows().requests.numel()].long()
     backend.token_to_kv_pool.store_index_keys(layer_id, slots, key[: slots.numel()])
     if not return_indices:
         return None

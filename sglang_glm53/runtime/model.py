@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from sglang.srt.model_executor.forward_context import get_attn_backend
 from sglang.srt.models import deepseek_v2
 from sglang.srt.models.deepseek_v2 import DeepseekV2DecoderLayer, DeepseekV2Model
 from sglang.srt.models.glm4_moe import GlmMoeDsaForCausalLM
 
+from sglang_glm53.overlap import carry, strategy
 from sglang_glm53.runtime import boundary, loading
 from sglang_glm53.runtime.attention import Glm53Attention
 from sglang_glm53.runtime.indexer import Glm53Indexer
@@ -18,11 +20,29 @@ from sglang_glm53.runtime.moe import Glm53MoE, Glm53MoEGate
 
 
 class Glm53DecoderLayer(DeepseekV2DecoderLayer):  # type: ignore[misc]
-    """One decoder layer of GLM-5.3, with the reads and projections of runtime/boundary.py."""
+    """One decoder layer of GLM-5.3, with the reads and projections of runtime/boundary.py.
+
+    hands_over: under two-batch overlap, the last layer that the whole batch runs.
+    """
+
+    overlaps_with_carry = True
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
+        self.hands_over = False
         boundary.bind(self)
+
+    def forward(
+        self, positions: Any, hidden_states: Any, forward_batch: Any, *args: Any, **named: Any
+    ) -> Any:
+        """Upstream's; the last layer before the overlap gives its selection to the micro-batches."""
+        output = super().forward(positions, hidden_states, forward_batch, *args, **named)
+        if self.hands_over and forward_batch.can_run_tbo:
+            carry.split(forward_batch, output[1], self._form(forward_batch))
+        return output
+
+    def _form(self, forward_batch: Any) -> carry.Form:
+        return carry.form_of(get_attn_backend().get_indexer_metadata(self.layer_id, forward_batch))
 
     @classmethod
     def stage_facts(cls, config: Any, layer_id: int, **named: Any) -> tuple[Any, Any]:
@@ -36,6 +56,43 @@ Glm53DecoderLayer.__name__ = "DeepseekV2DecoderLayer"
 
 class Glm53Model(DeepseekV2Model):  # type: ignore[misc]
     """The decoder stack."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        # Read by forward alone, and only under overlap: from this layer on the micro-batches take turns.
+        self.first_k_dense_replace = strategy.start_layer(self.start_layer, self.config.first_k_dense_replace)
+        if self.start_layer < self.first_k_dense_replace < self.end_layer:
+            self.layers[self.first_k_dense_replace - 1].hands_over = True
+        self._merges = False
+
+    def _dsa_forward_uses_topk(self) -> bool:
+        """Whether upstream's forward hands the selection on; the micro-batches' it cannot know."""
+        return not self._merges and super()._dsa_forward_uses_topk()
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        forward_batch: Any,
+        input_embeds: torch.Tensor | None = None,
+        pp_proxy_tensors: Any = None,
+    ) -> Any:
+        """Upstream's; a pipeline stage that ends under overlap hands the micro-batches' selections on.
+
+        Source: SGLang 0.5.23, models/deepseek_v2.py:3094.
+        """
+        strategy.count(forward_batch)
+        self._merges = (
+            forward_batch.can_run_tbo
+            and not self.pp_group.is_last_rank
+            and self.first_k_dense_replace < self.end_layer
+        )
+        output = super().forward(input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors)
+        last = self.layers[self.end_layer - 1].self_attn
+        if self._merges and last.next_skip_topk and super()._dsa_forward_uses_topk():
+            width, form = last.topk_width, self.layers[self.end_layer - 1]._form(forward_batch)
+            output.tensors["topk_indices"] = carry.merge(forward_batch, width, form)
+        return output
 
 
 LAYER_CLASSES: dict[str, type] = {

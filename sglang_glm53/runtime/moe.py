@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from sglang.srt.models.deepseek_v2 import DeepseekV2MoE, MoEGate
 
+from sglang_glm53.overlap import strategy
+
 
 class Glm53MoEGate(MoEGate):  # type: ignore[misc]
     """The router: logits in FP32 on every device."""
@@ -27,4 +29,12 @@ class Glm53MoEGate(MoEGate):  # type: ignore[misc]
 
 
 class Glm53MoE(DeepseekV2MoE):  # type: ignore[misc]
-    """SGLang's DeepSeek MoE layer under a class of ours."""
+    """SGLang's DeepSeek MoE layer; under two-batch overlap it counts the dispatches under way."""
+
+    def op_dispatch_a(self, state: Any) -> None:
+        super().op_dispatch_a(state)
+        strategy.dispatched()
+
+    def op_dispatch_b(self, state: Any) -> None:
+        super().op_dispatch_b(state)
+        strategy.arrived()

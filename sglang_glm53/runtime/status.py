@@ -12,6 +12,7 @@ from sglang.srt.runtime_context import get_parallel
 
 from sglang_glm53 import __version__, hooks
 from sglang_glm53.ops import backend
+from sglang_glm53.overlap import strategy
 from sglang_glm53.runtime import selection
 
 logger = logging.getLogger("sglang_glm53")
@@ -80,6 +81,7 @@ def describe(runner: Any) -> dict[str, Any]:
         "schedule": _describe_layers(model),
         "fusions": model.fusions(),
         "selection": selection.describe(),
+        "overlap": strategy.describe(model.model.first_k_dense_replace),
         "pools": _describe_pool(runner.token_to_kv_pool),
     }
 
@@ -110,6 +112,7 @@ def rows(status: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         ("router bias", str(schedule["router_bias_dtype"])),
         ("selection", _fusion_row(status["selection"])),
+        ("overlap", _fusion_row(status["overlap"])),
         *((f"fusion {name}", _fusion_row(entry)) for name, entry in status["fusions"].items()),
         ("rank", ", ".join(f"{name} {rank}" for name, rank in status["rank"].items())),
     ]

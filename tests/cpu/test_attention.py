@@ -4,21 +4,24 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from sglang.srt.environ import envs
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_glm53.cpu import layout
 from sglang_glm53.cpu.attention import ReferenceBackend, plan_rows
+from sglang_glm53.overlap.carry import Form, form_of
 
 HEADS, SCALING = 3, 0.1
 
 
-def batch(mode, requests, seq_lens, new=None, cached=None):
+def batch(mode, requests, seq_lens, new=None, cached=None, real=None):
     return SimpleNamespace(
         forward_mode=mode,
         req_pool_indices=torch.tensor(requests),
         seq_lens=torch.tensor(seq_lens),
         extend_seq_lens=None if new is None else torch.tensor(new),
         extend_prefix_lens=None if cached is None else torch.tensor(cached),
+        global_num_token_non_padded_cpu=real,
     )
 
 
@@ -68,28 +71,69 @@ def attend_row(query, kv):
     return (query @ kv.T * SCALING).softmax(-1) @ kv[:, :512]
 
 
-@pytest.mark.parametrize("fp8", [False, True])
-def test_attention_over_the_selection(fp8):
+LAYER = SimpleNamespace(layer_id=0, tp_q_head_num=HEADS, v_head_dim=512, scaling=SCALING)
+
+
+@pytest.fixture
+def rows():
+    """KV rows [64, 576] and a table of two requests of up to 20 tokens."""
     generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(64, 576, generator=generator)
-    pool = Pool(rows, fp8)
-    req_to_token = torch.randperm(64, generator=generator)[:40].view(2, 20).int()
-    ours = backend(pool, req_to_token)
-    ours.init_forward_metadata(batch(ForwardMode.DECODE, [1, 0], [20, 6]))
-    q = torch.randn(3, HEADS, 576, generator=generator)
-    selection = torch.tensor([[0, 4, 7, 19], [2, 5, -1, -1], [0, 1, -1, -1]], dtype=torch.int32)
-    layer = SimpleNamespace(layer_id=0, tp_q_head_num=HEADS, v_head_dim=512, scaling=SCALING)
-    forward = SimpleNamespace(out_cache_loc=torch.tensor([3, 9]))
-    k = torch.zeros(3, 1, 512)
-    out = ours.forward_decode(
-        q[..., :512], k, k, layer, forward, q_rope=q[..., 512:], k_rope=k[..., :64], topk_indices=selection
-    )
-    out = out.view(3, HEADS, 512)
-    for row, (request, chosen) in enumerate(((1, [0, 4, 7, 19]), (0, [2, 5]))):
-        kv = pool.load_kv(0, req_to_token[request, chosen].long())
-        torch.testing.assert_close(out[row], attend_row(q[row], kv))
+    table = torch.randperm(64, generator=generator)[:40].view(2, 20).int()
+    return torch.randn(64, 576, generator=generator), table
+
+
+def forward(ours, selection, written):
+    """The output [rows, heads, 512], and the queries."""
+    q = torch.randn(len(selection), HEADS, 576, generator=torch.Generator().manual_seed(1))
+    k = torch.zeros(len(selection), 1, 512)
+    parts = {"q_rope": q[..., 512:], "k_rope": k[..., :64], "topk_indices": torch.tensor(selection).int()}
+    locations = SimpleNamespace(out_cache_loc=torch.tensor(written))
+    return ours.forward_decode(q[..., :512], k, k, LAYER, locations, **parts).view(-1, HEADS, 512), q
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["slots", "positions"])
+@pytest.mark.parametrize("fp8", [False, True])
+def test_decode_attends_to_the_selection(fp8, fused, rows):
+    kv, table = rows
+    pool = Pool(kv, fp8)
+    ours = backend(pool, table)
+    ours.init_forward_metadata(batch(ForwardMode.DECODE, [1, 0, 0], [20, 6, 1], real=2))
+    chosen = [(1, [0, 4, 7, 19]), (0, [2, 5])]
+    with envs.SGLANG_DSA_FUSE_TOPK.override(fused):
+        listed = [table[request, at].tolist() if fused else at for request, at in chosen]
+        out, q = forward(ours, [row + [-1] * (4 - len(row)) for row in (*listed, [0])], [3, 9, 0])
+    for row, (request, at) in enumerate(chosen):
+        expected = attend_row(q[row], pool.load_kv(0, table[request, at].long()))
+        torch.testing.assert_close(out[row], expected)
     # The third row pads the batch: no output, and its key is not written.
-    assert out[2].abs().max() == 0 and pool.written[0][1].shape[0] == 2
+    assert out[2].abs().max() == 0
+    assert pool.written[0][0].tolist() == [3, 9] and pool.written[0][1].shape[0] == 2
+
+
+def test_prefill_attends_to_places_in_the_batchs_own_kv(rows):
+    kv, table = rows
+    ours = backend(Pool(kv), table)
+    ours.init_forward_metadata(batch(ForwardMode.EXTEND, [1, 0], [5, 4], new=[2, 3], cached=[3, 1]))
+    # The second request's KV follows the first one's five.
+    assert ours.places(torch.tensor([0, 1, 2, 4]))["out_offsets"].tolist() == [0, 0, 5, 5]
+    chosen = [(1, [0, 3]), (1, [4, 1]), (0, [1, -1]), (0, [0, 2]), (0, [3, 2])]
+    listed = [[at + (5 if request == 0 and at >= 0 else 0) for at in places] for request, places in chosen]
+    out, q = forward(ours, listed, [1, 2, 3, 4, 5])
+    for row, (request, places) in enumerate(chosen):
+        at = [place for place in places if place >= 0]
+        torch.testing.assert_close(out[row], attend_row(q[row], kv[table[request, at].long()]))
+
+
+@pytest.mark.parametrize(
+    ("mode", "form"),
+    [(ForwardMode.DECODE, Form.SLOTS), (ForwardMode.EXTEND, Form.RAGGED), (ForwardMode.MIXED, Form.SLOTS)],
+)
+def test_the_form_of_a_selection(mode, form, rows):
+    ours = backend(Pool(rows[0]), rows[1])
+    ours.init_forward_metadata(batch(mode, [1], [5], new=[2], cached=[3]))
+    assert form_of(ours.get_indexer_metadata(0, None)) is form
+    with envs.SGLANG_DSA_FUSE_TOPK.override(False):
+        assert form_of(ours) is Form.POSITIONS and ours.places(torch.tensor([0])) == {}
 
 
 def test_no_selection_is_an_error():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -45,14 +46,16 @@ def oracle(folder) -> Iterator[Oracle]:
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory) -> Callable[[str], Path]:
-    """name -> the folder of one of CHECKPOINTS, written at its first use."""
+    """name -> the folder of one of CHECKPOINTS, written at its first use, whichever thread asks first."""
     written: dict[str, Path] = {}
+    lock = threading.Lock()
 
     def folder_of(name: str) -> Path:
-        if name not in written:
-            written[name] = tmp_path_factory.mktemp(name)
-            write(CHECKPOINTS[name], written[name])
-        return written[name]
+        with lock:
+            if name not in written:
+                written[name] = tmp_path_factory.mktemp(name)
+                write(CHECKPOINTS[name], written[name])
+            return written[name]
 
     return folder_of
 

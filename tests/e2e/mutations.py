@@ -14,14 +14,14 @@ def dense_attention() -> None:
     """Attend to everything instead of the selection."""
     from sglang_glm53.cpu.attention import ReferenceBackend
 
-    original = ReferenceBackend._attend
-
-    def attend(self: Any, query: torch.Tensor, selection: torch.Tensor, layer: Any) -> torch.Tensor:
-        lengths = self.rows().lengths[:, None]
+    def slots_of(self: Any, selection: torch.Tensor) -> torch.Tensor:
+        plan = self.rows()
+        lengths = plan.lengths[:, None]
         positions = torch.arange(int(lengths.max())).expand(lengths.shape[0], -1)
-        return original(self, query, positions.masked_fill(positions >= lengths, -1), layer)
+        slots = self.req_to_token[plan.requests[:, None], positions].long()
+        return slots.masked_fill(positions >= lengths, -1)
 
-    ReferenceBackend._attend = attend
+    ReferenceBackend.slots_of = slots_of
 
 
 def wrong_rope_style() -> None:
@@ -225,9 +225,53 @@ def one_wrong_position() -> None:
 
     original = indexer.select
 
-    def select(scores: torch.Tensor, lengths: torch.Tensor, k: int) -> torch.Tensor:
-        selection = original(scores, lengths, k)
+    def select(scores: torch.Tensor, lengths: torch.Tensor, k: int, **places: Any) -> torch.Tensor:
+        selection = original(scores, lengths, k, **places)
         selection[:, -1] = torch.where(lengths > k, selection[:, 0], selection[:, -1])
         return selection
 
     indexer.select = select
+
+
+def dropped_carry() -> None:
+    """Let the micro-batches begin without the selection of the layer before them."""
+    from sglang_glm53.overlap import carry
+
+    carry.split = lambda parent, selection, form: None
+
+
+def zeros_for_minus_one() -> None:
+    """Let the micro-batches take 0, which is a place, where nothing is selected."""
+    _change_split(lambda children: [child.clamp(min=0) for child in children])
+
+
+def no_rebase() -> None:
+    """Leave the second micro-batch's places counted from the first one's requests."""
+    from sglang_glm53.overlap import carry
+
+    carry._rebased = lambda selection, offset: selection
+
+
+def swapped_children() -> None:
+    """Give each micro-batch the other's selection, cut or filled to its own rows."""
+
+    def swap(children: list[torch.Tensor]) -> list[torch.Tensor]:
+        pairs = zip(children, reversed(children), strict=True)
+        return [other[torch.arange(own.shape[0]).clamp(max=other.shape[0] - 1)] for own, other in pairs]
+
+    _change_split(lambda children: swap(children) if all(map(len, children)) else children)
+
+
+def _change_split(change: Any) -> None:
+    from sglang_glm53.overlap import carry
+
+    original = carry.split
+
+    def split(parent: Any, selection: Any, form: Any) -> None:
+        original(parent, selection, form)
+        if selection is not None:
+            changed = change([carry.kept(child) for child in parent.tbo_children])
+            for child, own in zip(parent.tbo_children, changed, strict=True):
+                carry.keep(child, own)
+
+    carry.split = split

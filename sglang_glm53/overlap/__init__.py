@@ -1,0 +1,1 @@
+"""Owns two-batch overlap for a model whose layers share a selection."""
