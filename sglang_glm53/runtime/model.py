@@ -42,6 +42,9 @@ class Glm53DecoderLayer(DeepseekV2DecoderLayer):  # type: ignore[misc]
         return output
 
     def _form(self, forward_batch: Any) -> carry.Form:
+        # An idle rank selects nothing, and its backend has planned nothing.
+        if forward_batch.forward_mode.is_idle():
+            return carry.Form.SLOTS
         return carry.form_of(get_attn_backend().get_indexer_metadata(self.layer_id, forward_batch))
 
     @classmethod
@@ -90,8 +93,8 @@ class Glm53Model(DeepseekV2Model):  # type: ignore[misc]
         output = super().forward(input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors)
         last = self.layers[self.end_layer - 1].self_attn
         if self._merges and last.next_skip_topk and super()._dsa_forward_uses_topk():
-            width, form = last.topk_width, self.layers[self.end_layer - 1]._form(forward_batch)
-            output.tensors["topk_indices"] = carry.merge(forward_batch, width, form)
+            form = self.layers[self.end_layer - 1]._form(forward_batch)
+            output.tensors["topk_indices"] = carry.merge(forward_batch, self.config.index_topk, form)
         return output
 
 

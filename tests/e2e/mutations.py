@@ -242,7 +242,7 @@ def dropped_carry() -> None:
 
 def zeros_for_minus_one() -> None:
     """Let the micro-batches take 0, which is a place, where nothing is selected."""
-    _change_split(lambda children: [child.clamp(min=0) for child in children])
+    _change_split(lambda children, form: [child.clamp(min=0) for child in children])
 
 
 def no_rebase() -> None:
@@ -253,13 +253,17 @@ def no_rebase() -> None:
 
 
 def swapped_children() -> None:
-    """Give each micro-batch the other's selection, cut or filled to its own rows."""
+    """Give each micro-batch the other's slots, cut or filled to its own rows."""
+    from sglang_glm53.overlap.carry import Form
 
-    def swap(children: list[torch.Tensor]) -> list[torch.Tensor]:
+    def swap(children: list[torch.Tensor], form: Form) -> list[torch.Tensor]:
+        # Places in the other's KV could lie outside their own, which would end the server.
+        if form is not Form.SLOTS or not all(map(len, children)):
+            return children
         pairs = zip(children, reversed(children), strict=True)
         return [other[torch.arange(own.shape[0]).clamp(max=other.shape[0] - 1)] for own, other in pairs]
 
-    _change_split(lambda children: swap(children) if all(map(len, children)) else children)
+    _change_split(swap)
 
 
 def _change_split(change: Any) -> None:
@@ -270,8 +274,15 @@ def _change_split(change: Any) -> None:
     def split(parent: Any, selection: Any, form: Any) -> None:
         original(parent, selection, form)
         if selection is not None:
-            changed = change([carry.kept(child) for child in parent.tbo_children])
+            changed = change([carry.kept(child) for child in parent.tbo_children], form)
             for child, own in zip(parent.tbo_children, changed, strict=True):
                 carry.keep(child, own)
 
     carry.split = split
+
+
+def experts_stay() -> None:
+    """Let a rebalance tell the router of new places, and leave the experts' weights in the old ones."""
+    from sglang.srt.eplb import expert_location_updater
+
+    expert_location_updater._update_expert_weights = lambda *args, **named: {}

@@ -26,11 +26,16 @@ PROMPTS = [prompt(length, vocab=SPEC.vocab) for length in (1, 20, 65, 260)]
 NEW_TOKENS, CHUNK = 6, 64
 ONE = "one rank"
 CHUNKED = f"chunks of {CHUNK}"
+OVERLAP = "two-batch overlap"
 SHAPES = {
     ONE: (),
     CHUNKED: ("--chunked-prefill-size", str(CHUNK)),
     "TP 2": ("--tp-size", "2"),
     "DP 2": ("--tp-size", "2", "--attn-dp-size", "2"),
+    OVERLAP: (
+        *("--tp-size", "2", "--attn-dp-size", "2", "--moe-a2a-backend", "deepep", "--deepep-mode", "normal"),
+        "--enable-two-batch-overlap",
+    ),
 }
 SETTINGS = {
     "on": {},
@@ -153,6 +158,23 @@ def test_under_attention_dp_the_ffn_quantises_what_it_gathered(shape, answers):
         made = fusions["attention_input"]["made"]["torch"]
         assert made > 0
         assert fusions["attention_input"]["taken"] == {"fused_qkv_a_proj_with_mqa": made}
+
+
+@pytest.mark.parametrize("shape", [OVERLAP])
+def test_under_overlap_the_fp8_form_travels_with_its_micro_batch(shape, answers):
+    projections = {
+        "attention_input": ("fused_qkv_a_proj_with_mqa",),
+        "ffn_input": ("mlp.gate_up_proj", "mlp.shared_experts.gate_up_proj"),
+        "q_a": ("q_b_proj",),
+    }
+    for fusions in answers(shape).fusions:
+        for name, names in projections.items():
+            entry = fusions[name]
+            made = entry["made"]["torch"]
+            assert entry["state"] == "on" and made > 0
+            assert sum(entry["taken"][projection] for projection in names) == made
+            # A micro-batch may have no rows, an idle rank's both.
+            assert entry["fallbacks"].keys() <= {"no rows"}
 
 
 @pytest.mark.parametrize("mutation", ["copied_outputs"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,14 +22,15 @@ FLOAT32 = ("--dtype", "float32")
 TP2, DP2 = ("--tp-size", "2"), ("--tp-size", "2", "--attn-dp-size", "2")
 DISPATCH = ("--moe-a2a-backend", "deepep", "--deepep-mode", "normal")
 OVERLAP = (*DISPATCH, "--enable-two-batch-overlap")
-CHUNKS = ("--chunked-prefill-size", "64")
+# Of the whole server: two data ranks halve it.
+CHUNKS = ("--chunked-prefill-size", "128")
 SHAPES = {
     "TP 2 and EP 2": (*TP2, *DISPATCH),
     "TP 2 and EP 2, overlap": (*TP2, *OVERLAP),
-    "TP 2 and EP 2, overlap, chunks of 64": (*TP2, *OVERLAP, *CHUNKS),
+    "TP 2 and EP 2, overlap, chunks": (*TP2, *OVERLAP, *CHUNKS),
     "DP 2 and EP 2": (*DP2, *DISPATCH),
     "DP 2 and EP 2, overlap": (*DP2, *OVERLAP),
-    "DP 2 and EP 2, overlap, chunks of 64": (*DP2, *OVERLAP, *CHUNKS),
+    "DP 2 and EP 2, overlap, chunks": (*DP2, *OVERLAP, *CHUNKS),
 }
 OVERLAPPING = [shape for shape in SHAPES if "overlap" in shape]
 ONE, TWO = "TP 2 and EP 2, overlap", "DP 2 and EP 2, overlap"
@@ -125,3 +128,26 @@ def test_a_fault_of_the_carry_is_noticed(shape, mutation, answers, reference):
         return
     with pytest.raises(AssertionError, match="prompts differ"):
         compare_tokens(answers(shape, mutation).together, reference)
+
+
+SERVED_ALONE = 24
+
+
+@pytest.mark.parametrize("shape", [TWO])
+def test_one_rank_idle_for_long_and_prefills_among_decodes(shape, serve, checkpoint, reference):
+    """Every request to one rank for a while, then to both; new prompts arrive while others decode."""
+    with serve(checkpoint("default"), *FLOAT32, *SHAPES[shape]) as server:
+        lone = [server.generate(one, NEW_TOKENS, routed_dp_rank=0) for one in PROMPTS[::2]]
+        [first, second] = [state["glm53"]["overlap"] for state in server.server_info()["internal_states"]]
+        assert second["overlapped"].keys() == {"IDLE"}
+        assert second["overlapped"]["IDLE"] >= SERVED_ALONE
+        assert first["overlapped"]["DECODE"] >= SERVED_ALONE
+        server.flush_cache()
+        with ThreadPoolExecutor(len(PROMPTS)) as pool:
+            asked = []
+            for number, one in enumerate(PROMPTS):
+                asked.append(pool.submit(server.generate, one, NEW_TOKENS, routed_dp_rank=number % 3 // 2))
+                time.sleep(0.05)
+            uneven = [answer.result() for answer in asked]
+    compare_tokens(tokens(lone), reference[::2])
+    compare_tokens(tokens(uneven), reference)
