@@ -3,3 +3,5 @@
 __version__ = "0.1.0"
 # The value of --model-impl that selects this package.
 IMPL = "glm53"
+# The value of SGLANG_PLATFORM that selects the reference platform.
+PLATFORM_NAME = "glm53_cpu"

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from sglang_glm53 import IMPL
+from sglang_glm53 import IMPL, PLATFORM_NAME
 
 CLASSES = {
     "GlmMoeDsaForCausalLM": "sglang_glm53.runtime.model:Glm53ForCausalLM",
@@ -138,8 +138,6 @@ def _prepare() -> None:
 
 def _groups() -> list[Any]:
     from sglang.srt.environ import envs
-
-    from sglang_glm53.cpu import PLATFORM_NAME
 
     return ["guard", "model", "cpu"] if envs.SGLANG_PLATFORM.get() == PLATFORM_NAME else ["guard", "model"]
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from sglang_glm53 import IMPL, capacity, config, geometry, hooks, upstream
+from sglang_glm53 import IMPL, PLATFORM_NAME, capacity, config, geometry, hooks, upstream
 from sglang_glm53.cards import STEMS
 from sglang_glm53.seams import Group
 
@@ -132,6 +132,11 @@ def flag_reasons(flags: Any) -> list[str]:
         reasons.append(
             f"--weight-cache-mode {flags.weight_cache_mode}: its daemon loads no plugin: leave it out"
         )
+    if flags.enable_lora or flags.lora_paths:
+        reasons.append(
+            "--enable-lora or --lora-paths: no adapter has been proved with this package's layers: leave it "
+            "out, or serve SGLang's own implementation without --model-impl"
+        )
     if flags.enable_two_batch_overlap and flags.enable_mixed_chunk:
         reasons.append(
             "--enable-two-batch-overlap with --enable-mixed-chunk: the overlap serves no batch that mixes "
@@ -148,6 +153,16 @@ def allow_overlap(original: Callable[..., None], server_args: Any, hf_config: An
     """
     if server_args.model_impl != IMPL:
         original(server_args, hf_config)
+
+
+def platform_reasons(flags: Any, platform: str) -> list[str]:
+    """Why resolved server flags cannot go with the reference platform. platform: SGLANG_PLATFORM."""
+    if platform != PLATFORM_NAME or not flags.enable_hierarchical_cache:
+        return []
+    return [
+        "--enable-hierarchical-cache: its copies between device and host are CUDA kernels, and the reference "
+        "platform has no device: leave it out"
+    ]
 
 
 def capacity_reasons(server_args: Any, flags: Any, hf_config: Any) -> list[str]:
@@ -179,8 +194,10 @@ def server_reasons(server_args: Any) -> list[str]:
     if hooks.problems(("guard",)):
         return []
     from sglang.srt.arg_groups.model_override_base import model_config_of, resolving_view
+    from sglang.srt.environ import envs
 
     hf_config, flags = model_config_of(server_args).hf_config, resolving_view(server_args)
     of_model = model_reasons(hf_config)
     of_capacity = [] if of_model else capacity_reasons(server_args, flags, hf_config)
-    return of_model + flag_reasons(flags) + of_capacity
+    of_platform = platform_reasons(flags, envs.SGLANG_PLATFORM.get())
+    return of_model + flag_reasons(flags) + of_platform + of_capacity

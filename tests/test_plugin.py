@@ -50,6 +50,9 @@ def server_args(model_impl="glm53", **changes):
         "use_ray": False,
         "weight_cache_mode": "off",
         "enable_two_batch_overlap": False,
+        "enable_hierarchical_cache": False,
+        "enable_lora": None,
+        "lora_paths": None,
         "moe_a2a_backend": "none",
         "speculative_algorithm": None,
     }

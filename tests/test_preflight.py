@@ -7,14 +7,27 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_glm53 import hooks, preflight, upstream
-from sglang_glm53.preflight import RefusedError, flag_reasons, model_reasons, package_reasons
+from sglang_glm53.preflight import (
+    RefusedError,
+    flag_reasons,
+    model_reasons,
+    package_reasons,
+    platform_reasons,
+)
 from tests.configs import FP8, glm53
 
+NO_LORA = (
+    "--enable-lora or --lora-paths: no adapter has been proved with this package's layers: leave it out, or "
+    "serve SGLang's own implementation without --model-impl"
+)
 FULL, SHARED = "full", "shared"
 HARMLESS = {
     "use_ray": False,
     "weight_cache_mode": "off",
     "enable_two_batch_overlap": False,
+    "enable_hierarchical_cache": False,
+    "enable_lora": None,
+    "lora_paths": None,
     "enable_mixed_chunk": False,
     "moe_a2a_backend": "none",
     "speculative_algorithm": None,
@@ -171,6 +184,8 @@ def test_a_reason_that_two_checks_give_is_listed_once():
             {"weight_cache_mode": "client"},
             ["--weight-cache-mode client: its daemon loads no plugin: leave it out"],
         ),
+        ({"enable_lora": True}, [NO_LORA]),
+        ({"lora_paths": ["one"]}, [NO_LORA]),
         ({"enable_two_batch_overlap": True}, []),
         ({"enable_mixed_chunk": True}, []),
         (
@@ -184,6 +199,14 @@ def test_a_reason_that_two_checks_give_is_listed_once():
 )
 def test_flags(flags, expected):
     assert flag_reasons(SimpleNamespace(**HARMLESS | flags)) == expected
+
+
+@pytest.mark.parametrize(("platform", "hicache"), [("glm53_cpu", False), ("", True), ("glm53_cpu", True)])
+def test_flags_of_the_reference_platform(platform, hicache):
+    found = platform_reasons(SimpleNamespace(enable_hierarchical_cache=hicache), platform)
+    assert [reason.partition(":")[0] for reason in found] == ["--enable-hierarchical-cache"] * (
+        hicache and platform == "glm53_cpu"
+    )
 
 
 @pytest.fixture
@@ -247,7 +270,10 @@ def deepep_capacity(monkeypatch):
     monkeypatch.setitem(sys.modules, "sglang.srt.arg_groups.overrides", overrides)
 
     def capacity_is(value):
-        envs = SimpleNamespace(**{CAPACITY: SimpleNamespace(get=lambda: value)})
+        variables = {CAPACITY: value, "SGLANG_PLATFORM": ""}
+        envs = SimpleNamespace(
+            **{name: SimpleNamespace(get=lambda set_to=set_to: set_to) for name, set_to in variables.items()}
+        )
         monkeypatch.setitem(sys.modules, "sglang.srt.environ", SimpleNamespace(envs=envs))
 
     return capacity_is

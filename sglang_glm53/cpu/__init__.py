@@ -3,7 +3,7 @@
 Nothing here imports SGLang's runtime: SGLang calls activate() while it is still choosing its platform.
 """
 
-PLATFORM_NAME = "glm53_cpu"
+from sglang_glm53 import PLATFORM_NAME
 
 
 def activate() -> str | None:

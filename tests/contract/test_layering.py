@@ -42,7 +42,7 @@ MAY_IMPORT_SGLANG = {"runtime", "overlap", "cpu", "cli", "plugin", "hooks", "pre
 # GLM-5.3's sizes that mean nothing else: the KV row, the index page, hidden, vocabulary, the A projection.
 GLM_NUMBERS = {656, 8448, 6144, 154880, 2624}
 # What the package's own __init__.py defines.
-OWN_NAMES = {"__version__", "IMPL"}
+OWN_NAMES = {"__version__", "IMPL", "PLATFORM_NAME"}
 ENVIRONMENT_READERS = {"get", "getenv", "pop", "setdefault"}
 
 

@@ -1,4 +1,4 @@
-"""The launch scripts' flags in a real server on the reference platform, with sizes that two cores can hold."""
+"""The launch scripts' flags in real servers on the reference platform, with sizes that two cores hold."""
 
 from __future__ import annotations
 
