@@ -12,6 +12,10 @@ from sglang_glm53.seams import Group
 
 logger = logging.getLogger("sglang_glm53")
 
+# Those whose dispatchers SGLang doubles for two micro-batches and DeepseekV2MoE knows
+# (batch_overlap/two_batch_overlap.py:1158, models/deepseek_v2.py:976).
+TWO_PHASE_BACKENDS = ("deepep", "mooncake", "mori", "nixl")
+
 
 class RefusedError(ValueError):
     """--model-impl glm53 cannot run here. reasons: each with its fix."""
@@ -136,6 +140,11 @@ def flag_reasons(flags: Any) -> list[str]:
         reasons.append(
             "--enable-lora or --lora-paths: no adapter has been proved with this package's layers: leave it "
             "out, or serve SGLang's own implementation without --model-impl"
+        )
+    if flags.enable_two_batch_overlap and flags.moe_a2a_backend not in TWO_PHASE_BACKENDS:
+        reasons.append(
+            f"--enable-two-batch-overlap with --moe-a2a-backend {flags.moe_a2a_backend}: the micro-batches "
+            f"take turns around a dispatch of two phases: use one of {', '.join(TWO_PHASE_BACKENDS)}"
         )
     if flags.enable_two_batch_overlap and flags.enable_mixed_chunk:
         reasons.append(

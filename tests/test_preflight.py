@@ -186,10 +186,17 @@ def test_a_reason_that_two_checks_give_is_listed_once():
         ),
         ({"enable_lora": True}, [NO_LORA]),
         ({"lora_paths": ["one"]}, [NO_LORA]),
-        ({"enable_two_batch_overlap": True}, []),
+        ({"enable_two_batch_overlap": True, "moe_a2a_backend": "deepep"}, []),
+        (
+            {"enable_two_batch_overlap": True},
+            [
+                "--enable-two-batch-overlap with --moe-a2a-backend none: the micro-batches take turns around "
+                "a dispatch of two phases: use one of deepep, mooncake, mori, nixl"
+            ],
+        ),
         ({"enable_mixed_chunk": True}, []),
         (
-            {"enable_two_batch_overlap": True, "enable_mixed_chunk": True},
+            {"enable_two_batch_overlap": True, "enable_mixed_chunk": True, "moe_a2a_backend": "deepep"},
             [
                 "--enable-two-batch-overlap with --enable-mixed-chunk: the overlap serves no batch that "
                 "mixes prefill and decode: leave one of them out"
