@@ -28,7 +28,7 @@ SHAPES = {
 }
 OVERLAPPING = [shape for shape in SHAPES if "overlap" in shape]
 PRECISIONS = {"bf16": TinySpec(), "fp8": TinySpec(fp8=True)}
-FAULT = "swapped_children"
+FAULT = "zeros_for_minus_one"
 
 
 @pytest.fixture(scope="module")
