@@ -12,6 +12,7 @@ from tests.configs import FP8, glm53
 
 FULL, SHARED = "full", "shared"
 HARMLESS = {
+    "device": "cuda",
     "use_ray": False,
     "weight_cache_mode": "off",
     "enable_two_batch_overlap": False,
@@ -184,6 +185,24 @@ def test_a_reason_that_two_checks_give_is_listed_once():
 )
 def test_flags(flags, expected):
     assert flag_reasons(SimpleNamespace(**HARMLESS | flags)) == expected
+
+
+@pytest.mark.parametrize(
+    ("kernels", "device", "reason"),
+    [
+        ("cuda", "cpu", "GLM53_KERNELS=cuda needs a GPU, not cpu: use auto, torch or emulated"),
+        ("emulated", "cuda", "GLM53_KERNELS=emulated runs on the CPU, not on cuda: use auto, torch or cuda"),
+        ("emulated", "xpu", "GLM53_KERNELS=emulated runs on the CPU, not on xpu: use auto, torch or cuda"),
+        ("cuda", "cuda", None),
+        ("emulated", "cpu", None),
+        ("torch", "cuda", None),
+        ("auto", "cpu", None),
+    ],
+)
+def test_kernels_that_the_device_does_not_run(monkeypatch, kernels, device, reason):
+    monkeypatch.setenv("GLM53_KERNELS", kernels)
+    flags = SimpleNamespace(**HARMLESS | {"device": device})
+    assert flag_reasons(flags) == ([reason] if reason else [])
 
 
 @pytest.fixture
