@@ -196,7 +196,9 @@ _INDEXER_TOPK = KernelCard(
 CARDS: Mapping[str, KernelCard] = MappingProxyType(
     {card.stem: card for card in (_ADD_RMSNORM_QUANT, _INDEXER_TOPK)}
 )
-STEMS = frozenset(CARDS)
+DRAFT_ARGMAX = "draft_argmax"
+# What GLM53_DISABLE may name: the kernels, and the fusion that needs none.
+STEMS = frozenset({*CARDS, DRAFT_ARGMAX})
 
 
 def _size_text(part: Traffic) -> str:

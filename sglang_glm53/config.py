@@ -50,3 +50,13 @@ def read(environ: Mapping[str, str] | None = None, stems: frozenset[str] = froze
     if problems:
         raise ValueError("; ".join(problems))
     return Config(kernels, disabled, allow == "1")
+
+
+def kernels_reason(kernels: str, device: str) -> str | None:
+    """Why a choice of GLM53_KERNELS cannot run on a device, such as "cpu" or "cuda:0"; None where it can."""
+    on_gpu = device.partition(":")[0] == "cuda"
+    if kernels == "emulated" and device != "cpu":
+        return f"GLM53_KERNELS=emulated runs on the CPU, not on {device}: use auto, torch or cuda"
+    if kernels == "cuda" and not on_gpu:
+        return f"GLM53_KERNELS=cuda needs a GPU, not {device}: use auto, torch or emulated"
+    return None

@@ -124,12 +124,13 @@ def _quantization_reasons(quantization: Any) -> list[str]:
 
 
 def flag_reasons(flags: Any) -> list[str]:
-    """Why resolved server flags cannot go with this package.
+    """Why resolved server flags cannot go with this package, or with its environment.
 
     Ray and the weight daemon build the model in a process without plugins, so the stock model would serve.
     Source: SGLang 0.5.23, ray/scheduler_actor.py and weight_cache/daemon.py.
     """
-    reasons = []
+    unfit = config.kernels_reason(settings()[0].kernels, flags.device)
+    reasons = [unfit] if unfit else []
     if flags.use_ray:
         reasons.append("--use-ray: SGLang's Ray actors load no plugin: leave it out")
     if flags.weight_cache_mode != "off":

@@ -6,6 +6,7 @@ from typing import Literal
 
 from sglang_glm53.seams_boundary import BOUNDARY_SEAMS
 from sglang_glm53.seams_cpu import CPU_SEAMS
+from sglang_glm53.seams_draft import DRAFT_SEAMS
 from sglang_glm53.seams_overlap import OVERLAP_SEAMS
 from sglang_glm53.seams_selection import SELECTION_SEAMS
 from sglang_glm53.upstream import Seam
@@ -260,7 +261,12 @@ _MODEL = (
         "()",
         "the model's path and load flags, the pools' model dtype",
     ),
-    Seam("sglang.srt.runtime_context.get_spec", "function", "()", "the draft model's path and load flags"),
+    Seam(
+        "sglang.srt.runtime_context.get_spec",
+        "function",
+        "()",
+        "the draft model's path and load flags, and how it drafts",
+    ),
     Seam(
         "sglang.srt.model_loader.loader.DefaultModelLoader.load_weights_and_postprocess",
         "staticmethod",
@@ -286,6 +292,6 @@ _MODEL = (
 
 SEAMS: dict[Group, tuple[Seam, ...]] = {
     "guard": _GUARD,
-    "model": _MODEL + BOUNDARY_SEAMS + SELECTION_SEAMS + OVERLAP_SEAMS,
+    "model": _MODEL + BOUNDARY_SEAMS + SELECTION_SEAMS + OVERLAP_SEAMS + DRAFT_SEAMS,
     "cpu": CPU_SEAMS,
 }

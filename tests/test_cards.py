@@ -16,7 +16,7 @@ CARD = CARDS["add_rmsnorm_quant"]
 
 
 def test_stems():
-    assert frozenset(CARDS) == STEMS
+    assert {*CARDS, "draft_argmax"} == STEMS
     assert [card.stem for card in CARDS.values()] == list(CARDS)
 
 

@@ -22,6 +22,7 @@ NO_LORA = (
 )
 FULL, SHARED = "full", "shared"
 HARMLESS = {
+    "device": "cuda",
     "use_ray": False,
     "weight_cache_mode": "off",
     "enable_two_batch_overlap": False,
@@ -214,6 +215,24 @@ def test_flags_of_the_reference_platform(platform, hicache):
     assert [reason.partition(":")[0] for reason in found] == ["--enable-hierarchical-cache"] * (
         hicache and platform == "glm53_cpu"
     )
+
+
+@pytest.mark.parametrize(
+    ("kernels", "device", "reason"),
+    [
+        ("cuda", "cpu", "GLM53_KERNELS=cuda needs a GPU, not cpu: use auto, torch or emulated"),
+        ("emulated", "cuda", "GLM53_KERNELS=emulated runs on the CPU, not on cuda: use auto, torch or cuda"),
+        ("emulated", "xpu", "GLM53_KERNELS=emulated runs on the CPU, not on xpu: use auto, torch or cuda"),
+        ("cuda", "cuda", None),
+        ("emulated", "cpu", None),
+        ("torch", "cuda", None),
+        ("auto", "cpu", None),
+    ],
+)
+def test_kernels_that_the_device_does_not_run(monkeypatch, kernels, device, reason):
+    monkeypatch.setenv("GLM53_KERNELS", kernels)
+    flags = SimpleNamespace(**HARMLESS | {"device": device})
+    assert flag_reasons(flags) == ([reason] if reason else [])
 
 
 @pytest.fixture

@@ -50,13 +50,10 @@ def implementation(device: torch.device) -> str:
     auto: cuda on a GPU, torch elsewhere. Raises ValueError when the choice cannot run there.
     """
     chosen = settings().kernels
-    on_gpu = device.type == "cuda"
+    if reason := config.kernels_reason(chosen, str(device)):
+        raise ValueError(reason)
     if chosen == "auto":
-        return "cuda" if on_gpu else "torch"
-    if chosen == "emulated" and device.type != "cpu":
-        raise ValueError(f"GLM53_KERNELS=emulated runs on the CPU, the tensors are on {device}: use auto")
-    if chosen == "cuda" and not on_gpu:
-        raise ValueError(f"GLM53_KERNELS=cuda needs a GPU, the tensors are on {device}: use auto or emulated")
+        return "cuda" if device.type == "cuda" else "torch"
     return chosen
 
 

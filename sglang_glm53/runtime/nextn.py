@@ -10,6 +10,7 @@ from sglang.srt.models import deepseek_nextn, deepseek_v2
 from sglang.srt.models.glm4_moe import GlmMoeDsaForCausalLMNextN
 
 from sglang_glm53.runtime import loading
+from sglang_glm53.runtime.draft_argmax import DraftLogitsProcessor
 from sglang_glm53.runtime.model import LAYER_CLASSES, Glm53DecoderLayer, built_from
 
 
@@ -19,7 +20,10 @@ class Glm53ForCausalLMNextN(GlmMoeDsaForCausalLMNextN):  # type: ignore[misc]
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
         parts: dict[Any, dict[str, type]] = {
             deepseek_v2: LAYER_CLASSES,
-            deepseek_nextn: {"DeepseekV2DecoderLayer": Glm53DecoderLayer},
+            deepseek_nextn: {
+                "DeepseekV2DecoderLayer": Glm53DecoderLayer,
+                "LogitsProcessor": DraftLogitsProcessor,
+            },
         }
         with built_from(parts):
             super().__init__(config, quant_config, prefix)

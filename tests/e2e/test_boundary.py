@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sglang_glm53.cards import STEMS
+from sglang_glm53.cards import CARDS
 from sglang_glm53.testing.checkpoint import TinySpec, write
 from sglang_glm53.testing.compare import check_logprobs, logprob_figures
 from sglang_glm53.testing.server import Server, ServerError
@@ -96,7 +96,7 @@ def kernel(request) -> None:
         return
     if shutil.which("c++") is None:
         pytest.skip("no host C++ compiler: the emulated kernels cannot be built")
-    code = f"from sglang_glm53 import jit; [jit.emulated_module(stem) for stem in {STEMS}]"
+    code = f"from sglang_glm53 import jit; [jit.emulated_module(stem) for stem in {list(CARDS)}]"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from sglang_glm53 import __version__, hooks, upstream
 from sglang_glm53.preflight import model_reasons
-from sglang_glm53.testing.server import ENVIRONMENT
+from sglang_glm53.testing.server import ENVIRONMENT, ServerError
 from tests.configs import FP8, glm53
 
 # A launch takes 25 s of CPU time, most of it SGLang's imports.
@@ -243,3 +243,14 @@ def test_no_guard_can_be_installed(launches):
         "module 'sglang.srt.arg_groups.validation_hook' has no attribute 'check_server_args': "
         "run glm53 doctor"
     )
+
+
+def test_kernels_that_the_platform_does_not_run(serve, checkpoint):
+    with (
+        pytest.raises(ServerError) as error,
+        serve(checkpoint("default"), env={"GLM53_KERNELS": "cuda"}),
+    ):
+        pass
+    assert _reasons(error.value.log.rstrip()) == [
+        "GLM53_KERNELS=cuda needs a GPU, not cpu: use auto, torch or emulated"
+    ]

@@ -29,8 +29,8 @@ def test_choice(choose, kernels, device, chosen):
 @pytest.mark.parametrize(
     ("kernels", "device", "message"),
     [
-        ("emulated", GPU, "GLM53_KERNELS=emulated runs on the CPU, the tensors are on cuda:0: use auto"),
-        ("cuda", CPU, "GLM53_KERNELS=cuda needs a GPU, the tensors are on cpu: use auto or emulated"),
+        ("emulated", GPU, "GLM53_KERNELS=emulated runs on the CPU, not on cuda:0: use auto, torch or cuda"),
+        ("cuda", CPU, "GLM53_KERNELS=cuda needs a GPU, not cpu: use auto, torch or emulated"),
     ],
 )
 def test_a_choice_that_cannot_run(choose, kernels, device, message):

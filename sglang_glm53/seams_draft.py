@@ -1,0 +1,73 @@
+"""Owns the draft argmax's part of the seam table, which seams.py joins to the rest."""
+
+from sglang_glm53.upstream import Seam
+
+_LOGITS = "sglang.srt.layers.logits_processor"
+_PROCESSOR = f"{_LOGITS}.LogitsProcessor"
+_PARALLEL = "sglang.srt.arg_groups.fields.parallel.Parallel"
+_SPEC = "sglang.srt.arg_groups.fields.spec.Spec"
+_GROUP = "sglang.srt.distributed.parallel_state.GroupCoordinator"
+
+DRAFT_SEAMS = (
+    Seam(_PROCESSOR, "class", "(nn.Module)", "base of the draft's logits processor"),
+    Seam(
+        "sglang.srt.models.deepseek_nextn.LogitsProcessor",
+        "field",
+        None,
+        "the global by which the draft model names it",
+    ),
+    Seam(
+        f"{_PROCESSOR}._get_logits",
+        "method",
+        "(self, hidden_states, lm_head, logits_metadata, embedding_bias=..., use_logits_buffer=...)",
+        "overridden: gathers each rank's best token instead of its logits",
+    ),
+    Seam(
+        f"{_PROCESSOR}.do_tensor_parallel_all_gather",
+        "field",
+        None,
+        "tells whether logits are gathered, and keeps upstream's code from it",
+    ),
+    Seam(
+        f"{_PROCESSOR}.do_tensor_parallel_all_gather_dp_attn",
+        "field",
+        None,
+        "tells whether attention-DP ranks share the vocabulary",
+    ),
+    Seam(f"{_PROCESSOR}.use_attn_tp_group", "field", None, "tells which ranks share it"),
+    Seam(f"{_PROCESSOR}.vocab_size", "field", None, "tells the padding from the vocabulary"),
+    Seam(
+        f"{_LOGITS}.LogitsMetadata.next_token_logits_buffer", "field", None, "where a graph wants its logits"
+    ),
+    Seam(f"{_LOGITS}.LogitsMetadata.extend_return_logprob", "field", None, "tells that logprobs are read"),
+    Seam(f"{_PARALLEL}.tp_group", "field", None, "the ranks that share the vocabulary"),
+    Seam(f"{_PARALLEL}.attn_tp_group", "field", None, "those of one attention-DP rank"),
+    Seam(
+        f"{_GROUP}.all_gather_into_tensor",
+        "method",
+        "(self, output, input)",
+        "gathers their best tokens",
+    ),
+    Seam(f"{_GROUP}.rank_in_group", "field", None, "the order of their shards"),
+    Seam(f"{_GROUP}.world_size", "field", None, "their number"),
+    Seam(f"{_SPEC}.speculative_eagle_topk", "field", None, "tells whether the draft is a chain"),
+    Seam(
+        f"{_SPEC}.speculative_use_rejection_sampling",
+        "field",
+        None,
+        "tells whether its distribution is read",
+    ),
+    Seam(f"{_SPEC}.speculative_token_map", "field", None, "tells whether its tokens are numbered anew"),
+    Seam(
+        "sglang.srt.environ.Envs.SGLANG_ENABLE_NAN_LOGITS_CHECK",
+        "field",
+        None,
+        "tells whether its logits are examined",
+    ),
+    Seam(
+        "sglang.srt.environ.Envs.SGLANG_ENABLE_ASYNC_ASSERT",
+        "field",
+        None,
+        "tells whether its logits are examined",
+    ),
+)
