@@ -132,6 +132,11 @@ def flag_reasons(flags: Any) -> list[str]:
         reasons.append(
             f"--weight-cache-mode {flags.weight_cache_mode}: its daemon loads no plugin: leave it out"
         )
+    if flags.speculative_algorithm and (flags.speculative_eagle_topk or 1) > 1:
+        reasons.append(
+            f"--speculative-eagle-topk {flags.speculative_eagle_topk}: SGLang's sparse attention shows every "
+            "row the drafts before it, those of other branches too: use 1"
+        )
     if flags.enable_two_batch_overlap and flags.enable_mixed_chunk:
         reasons.append(
             "--enable-two-batch-overlap with --enable-mixed-chunk: the overlap serves no batch that mixes "

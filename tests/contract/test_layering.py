@@ -25,7 +25,11 @@ ALLOWED = {
     "seams_boundary": {"upstream"},
     "seams_selection": {"upstream"},
     "seams_overlap": {"upstream"},
-    "seams": {"upstream", "seams_boundary", "seams_cpu", "seams_overlap", "seams_selection"},
+    "seams_speculative": {"upstream"},
+    "seams": {
+        *("upstream", "seams_boundary", "seams_cpu", "seams_overlap", "seams_selection"),
+        "seams_speculative",
+    },
     "jit": LEAVES,
     "ops": LEAVES | {"jit"},
     "hooks": LEAVES,
