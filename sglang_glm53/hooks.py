@@ -11,6 +11,9 @@ from typing import Any, Literal
 from sglang_glm53 import upstream
 from sglang_glm53.seams import SEAMS, Group
 
+_FACTORY = "sglang.srt.speculative.draft_utils.DraftBackendFactory"
+_SPECULATIVE = "sglang.kernels.ops.speculative"
+
 
 @dataclass(frozen=True)
 class Hook:
@@ -85,6 +88,20 @@ HOOKS: dict[Group, tuple[Hook, ...]] = {
             "sglang.srt.layers.moe.token_dispatcher.deepep.DeepEPDispatcher",
             "replace",
             "sglang_glm53.cpu.dispatcher:GlooDispatcher",
+        ),
+        *(
+            Hook(target, "replace", f"sglang_glm53.cpu.speculative:{handler}")
+            for target, handler in (
+                (f"{_FACTORY}._create_dsa_decode_backend", "decode_backend"),
+                (f"{_FACTORY}._create_dsa_prefill_backend", "extend_backend"),
+                ("sglang.srt.mem_cache.allocation.get_last_loc", "last_slots"),
+                ("sglang.srt.mem_cache.allocation.assign_req_to_token_pool_func", "assign_slots"),
+                (f"{_SPECULATIVE}.cache_locs.assign_draft_cache_locs_contiguous_func", "draft_locations"),
+                (f"{_SPECULATIVE}.gather_spec_extras.gather_spec_extras", "gather_rows"),
+                (f"{_SPECULATIVE}.spec_tree.build_tree_kernel_efficient_func", "build_chain"),
+                (f"{_SPECULATIVE}.spec_tree.verify_tree_greedy_func", "verify_greedy"),
+                (f"{_SPECULATIVE}.eagle.fill_bonus_tokens_func", "bonus_tokens"),
+            )
         ),
     ),
 }

@@ -147,6 +147,11 @@ def flag_reasons(flags: Any) -> list[str]:
             f"--enable-two-batch-overlap with --moe-a2a-backend {flags.moe_a2a_backend}: the micro-batches "
             f"take turns around a dispatch of two phases: use one of {', '.join(TWO_PHASE_BACKENDS)}"
         )
+    if flags.speculative_algorithm and (flags.speculative_eagle_topk or 1) > 1:
+        reasons.append(
+            f"--speculative-eagle-topk {flags.speculative_eagle_topk}: SGLang's sparse attention shows every "
+            "row the drafts before it, those of other branches too: use 1"
+        )
     if flags.enable_two_batch_overlap and flags.enable_mixed_chunk:
         reasons.append(
             "--enable-two-batch-overlap with --enable-mixed-chunk: the overlap serves no batch that mixes "

@@ -30,18 +30,29 @@ class RowPlan:
     counts: tuple[int, ...]
 
 
-def plan_rows(batch: ForwardBatch) -> RowPlan:
-    """Build the plan of an extend (chunked and mixed included) or decode batch.
+# Their rows follow the cached prefix of their requests. A draft-extend reruns the rows of a verify.
+EXTENDING = (ForwardMode.EXTEND, ForwardMode.MIXED, ForwardMode.DRAFT_EXTEND_V2)
 
-    Raises NotImplementedError for every other mode, the speculative ones among them.
+
+def plan_rows(batch: ForwardBatch) -> RowPlan:
+    """Build the plan of an extend (chunked, mixed and draft-extend included), decode or verify batch.
+
+    A draft step is a decode whose length is that of the verified tokens, so it sees no draft, not even its
+    own; SGLang's sparse backend gives it that length too (layers/attention/dsa_backend.py:1100).
+    Raises NotImplementedError for every other mode.
     """
     mode = batch.forward_mode
     requests, lengths = batch.req_pool_indices.long(), batch.seq_lens.long()
-    if mode.is_decode_or_idle():
+    if mode.is_decode_or_idle() or mode.is_target_verify():
+        width = batch.spec_info.draft_token_num if mode.is_target_verify() else 1
         real = batch.global_num_token_non_padded_cpu
-        requests, lengths = (requests, lengths) if real is None else (requests[:real], lengths[:real])
-        return RowPlan(requests, lengths, (1,) * requests.numel())
-    if mode not in (ForwardMode.EXTEND, ForwardMode.MIXED):
+        if real is not None:
+            requests, lengths = requests[: real // width], lengths[: real // width]
+        # A verify's length is that of the tokens before it, a decode's counts the new one.
+        after = torch.arange(1, width + 1) if mode.is_target_verify() else torch.zeros(1, dtype=torch.int64)
+        counts = (width,) * requests.numel()
+        return RowPlan(requests.repeat_interleave(width), (lengths[:, None] + after).flatten(), counts)
+    if mode not in EXTENDING:
         raise NotImplementedError(f"the reference platform does not run {mode.name} batches")
     new, cached = batch.extend_seq_lens.long(), batch.extend_prefix_lens.long()
     starts = torch.repeat_interleave(new.cumsum(0) - new, new)
@@ -86,6 +97,7 @@ class ReferenceBackend(AttentionBackend):  # type: ignore[misc]
         self.req_to_token: torch.Tensor = runner.req_to_token_pool.req_to_token
         self.token_to_kv_pool = runner.token_to_kv_pool
         self.kv_cache_dtype = self.data_type = runner.kv_cache_dtype
+        self.max_context_len = self.req_to_token.shape[1]
         self.plan: RowPlan | None = None
         self.topk_transform_method = TopkTransformMethod.PAGED
         self.gathered: GatheredKV | None = None
@@ -168,6 +180,16 @@ class ReferenceBackend(AttentionBackend):  # type: ignore[misc]
         else:
             slots = self.req_to_token[self.rows().requests[:, None], chosen.clamp(min=0)].long()
         return slots.masked_fill(chosen < 0, -1)
+
+    def prepare_mtp_seed_indices(self, selection: torch.Tensor, mode: ForwardMode) -> torch.Tensor:
+        """Rows of this batch's selections, [rows, k] int32, as the next draft step takes them.
+
+        A prefill's places mean nothing outside its batch, so they become slots.
+        Source: SGLang 0.5.23, layers/attention/dsa_backend.py:1014.
+        """
+        if form_of(self) is not Form.RAGGED:
+            return selection
+        return self.slots_of(selection).to(selection.dtype)
 
     def _attend(self, query: torch.Tensor, selection: torch.Tensor, layer: Any) -> torch.Tensor:
         plan = self.rows()

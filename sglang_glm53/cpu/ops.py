@@ -16,6 +16,7 @@ def register_ops() -> None:
     from sglang_glm53.cpu.compat import set_module_flags
     from sglang_glm53.cpu.indexer import indexer_forward
     from sglang_glm53.cpu.moe import unquantised_experts
+    from sglang_glm53.cpu.speculative import set_sampling
     from sglang_glm53.runtime.indexer import Glm53Indexer
 
     ATTENTION_BACKENDS["dsa"] = ReferenceBackend
@@ -25,3 +26,4 @@ def register_ops() -> None:
     BaseFusedOp.register_oot_forward(UnquantizedFusedMoEMethod, unquantised_experts, key)
     register_cpu_kernels()
     set_module_flags()
+    set_sampling()

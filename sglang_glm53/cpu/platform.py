@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -64,6 +65,16 @@ class Glm53CpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]
         from sglang_glm53.cpu.fp8 import ReferenceFp8Config
 
         return ReferenceFp8Config
+
+    def supports_speculative_algorithm(self, algorithm: str) -> bool:
+        from sglang_glm53.cpu.speculative import ALGORITHMS
+
+        return algorithm in ALGORITHMS
+
+    def get_speculative_cache_locs_fn(self) -> Callable[..., torch.Tensor]:
+        from sglang_glm53.cpu.speculative import verify_locations
+
+        return verify_locations
 
     def init_backend(self) -> None:
         # Nothing may be compiled while serving: upstream's one compiled function here took 30 s, cold.

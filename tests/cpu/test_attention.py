@@ -14,7 +14,7 @@ from sglang_glm53.overlap.carry import Form, form_of
 HEADS, SCALING = 3, 0.1
 
 
-def batch(mode, requests, seq_lens, new=None, cached=None, real=None):
+def batch(mode, requests, seq_lens, new=None, cached=None, real=None, drafts=None):
     return SimpleNamespace(
         forward_mode=mode,
         req_pool_indices=torch.tensor(requests),
@@ -22,6 +22,7 @@ def batch(mode, requests, seq_lens, new=None, cached=None, real=None):
         extend_seq_lens=None if new is None else torch.tensor(new),
         extend_prefix_lens=None if cached is None else torch.tensor(cached),
         global_num_token_non_padded_cpu=real,
+        spec_info=SimpleNamespace(draft_token_num=drafts),
     )
 
 
@@ -38,9 +39,24 @@ def test_extend_rows_see_the_cached_prefix_and_themselves(mode):
     assert plan.counts == (2, 2, 1)
 
 
-def test_speculative_modes_are_refused():
-    with pytest.raises(NotImplementedError, match="TARGET_VERIFY"):
-        plan_rows(batch(ForwardMode.TARGET_VERIFY, [0], [4]))
+def test_verify_rows_see_the_drafts_before_them():
+    verify = batch(ForwardMode.TARGET_VERIFY, [3, 1, 0], [7, 4, 1], real=6, drafts=3)
+    plan = plan_rows(verify)
+    # The third request pads the batch.
+    assert plan.requests.tolist() == [3, 3, 3, 1, 1, 1]
+    assert plan.lengths.tolist() == [8, 9, 10, 5, 6, 7]
+    assert plan.counts == (3, 3)
+
+
+def test_draft_extend_rows_are_those_of_the_verify():
+    plan = plan_rows(batch(ForwardMode.DRAFT_EXTEND_V2, [3, 1], [10, 7], new=[3, 3], cached=[7, 4]))
+    assert plan.requests.tolist() == [3, 3, 3, 1, 1, 1]
+    assert plan.lengths.tolist() == [8, 9, 10, 5, 6, 7]
+
+
+def test_another_mode_is_refused():
+    with pytest.raises(NotImplementedError, match="SPLIT_PREFILL"):
+        plan_rows(batch(ForwardMode.SPLIT_PREFILL, [0], [4]))
 
 
 class Pool:
@@ -126,14 +142,35 @@ def test_prefill_attends_to_places_in_the_batchs_own_kv(rows):
 
 @pytest.mark.parametrize(
     ("mode", "form"),
-    [(ForwardMode.DECODE, Form.SLOTS), (ForwardMode.EXTEND, Form.RAGGED), (ForwardMode.MIXED, Form.SLOTS)],
+    [
+        (ForwardMode.DECODE, Form.SLOTS),
+        (ForwardMode.EXTEND, Form.RAGGED),
+        (ForwardMode.MIXED, Form.SLOTS),
+        (ForwardMode.TARGET_VERIFY, Form.SLOTS),
+        (ForwardMode.DRAFT_EXTEND_V2, Form.SLOTS),
+    ],
 )
 def test_the_form_of_a_selection(mode, form, rows):
     ours = backend(Pool(rows[0]), rows[1])
-    ours.init_forward_metadata(batch(mode, [1], [5], new=[2], cached=[3]))
+    ours.init_forward_metadata(batch(mode, [1], [5], new=[2], cached=[3], drafts=2))
     assert form_of(ours.get_indexer_metadata(0, None)) is form
     with envs.SGLANG_DSA_FUSE_TOPK.override(False):
         assert form_of(ours) is Form.POSITIONS and ours.places(torch.tensor([0])) == {}
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "positions"])
+@pytest.mark.parametrize("mode", [ForwardMode.EXTEND, ForwardMode.DRAFT_EXTEND_V2])
+def test_a_seed_holds_what_a_decode_takes(mode, fused, rows):
+    kv, table = rows
+    ours = backend(Pool(kv), table)
+    ours.init_forward_metadata(batch(mode, [1, 0], [5, 4], new=[2, 3], cached=[3, 1]))
+    slots = [[*table[1, [0, 4]].tolist(), -1], [*table[0, [1, 2, 3]].tolist()]]
+    # A prefill's second request begins after the first one's five tokens.
+    places = {ForwardMode.EXTEND: [[0, 4, -1], [6, 7, 8]], ForwardMode.DRAFT_EXTEND_V2: slots}[mode]
+    selection = places if fused else [[0, 4, -1], [1, 2, 3]]
+    with envs.SGLANG_DSA_FUSE_TOPK.override(fused):
+        seed = ours.prepare_mtp_seed_indices(torch.tensor(selection).int(), mode)
+    assert seed.tolist() == (slots if fused else selection) and seed.dtype == torch.int32
 
 
 def test_no_selection_is_an_error():
