@@ -7,6 +7,7 @@ from typing import Literal
 from sglang_glm53.seams_boundary import BOUNDARY_SEAMS
 from sglang_glm53.seams_cpu import CPU_SEAMS
 from sglang_glm53.seams_overlap import OVERLAP_SEAMS
+from sglang_glm53.seams_pd import PD_SEAMS
 from sglang_glm53.seams_selection import SELECTION_SEAMS
 from sglang_glm53.upstream import Seam
 
@@ -286,6 +287,6 @@ _MODEL = (
 
 SEAMS: dict[Group, tuple[Seam, ...]] = {
     "guard": _GUARD,
-    "model": _MODEL + BOUNDARY_SEAMS + SELECTION_SEAMS + OVERLAP_SEAMS,
+    "model": _MODEL + BOUNDARY_SEAMS + SELECTION_SEAMS + OVERLAP_SEAMS + PD_SEAMS,
     "cpu": CPU_SEAMS,
 }

@@ -46,7 +46,8 @@ def threads_for_rank(original: Callable[..., Any], *, numa_index: int, world_siz
 
 
 def set_module_flags() -> None:
-    """Set the module globals by which upstream picks torch over pinned memory, Triton and CUDA's bmm."""
+    """Set the globals by which upstream picks torch over pinned memory, Triton and CUDA's bmm."""
+    import sglang.srt.disaggregation.mooncake.conn as mooncake
     import sglang.srt.layers.dp_attention as dp_attention
     import sglang.srt.layers.moe.ep_moe.layer as ep_moe
     import sglang.srt.model_executor.forward_batch_info as forward_batch_info
@@ -55,6 +56,8 @@ def set_module_flags() -> None:
     from sglang_glm53.cpu.fp8 import dequantise_kv_b
 
     forward_batch_info._is_cpu = True
+    # A prefill hands page indices over without the pinned copy and the event that a GPU's stream needs.
+    mooncake.MooncakeKVSender.supports_host_tensor_indices = False
     dp_attention.memcpy_func = dp_attention.memcpy_cpu
     # Behind a dispatcher the experts run by their quantisation method, not by DeepGEMM.
     ep_moe._is_npu = True
