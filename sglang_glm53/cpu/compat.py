@@ -13,14 +13,26 @@ import torch
 STAND_IN_CAPABILITY = (9, 0)
 
 
+class PastEvent:
+    """torch.cuda.Event where work is done before the call that starts it returns: it lies in the past."""
+
+    def record(self, stream: object = None) -> None:
+        """Mark the work so far; all of it is done."""
+
+    def synchronize(self) -> None:
+        """Wait for that work."""
+
+
 def stand_in_for_cuda() -> None:
-    """Answer torch.cuda's capability and synchronize. Raises RuntimeError when there is a GPU to ask."""
+    """Answer for torch.cuda where SGLang asks it. Raises RuntimeError when there is a GPU to ask."""
     if torch.cuda.is_available():
         raise RuntimeError(
             "SGLANG_PLATFORM=glm53_cpu needs a process that sees no GPU: set CUDA_VISIBLE_DEVICES= (empty)"
         )
     torch.cuda.get_device_capability = lambda device=None: STAND_IN_CAPABILITY
     torch.cuda.synchronize = lambda device=None: None
+    # A prefill server records one before it sends a cached prefix (disaggregation/prefill.py:1496).
+    torch.cuda.Event = PastEvent
 
 
 def rope_without_device(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
