@@ -67,6 +67,46 @@ HOOKS: dict[Group, tuple[Hook, ...]] = {
             "around",
             "sglang_glm53.overlap.strategy:init_new_tbo",
         ),
+        Hook(
+            "sglang.srt.disaggregation.common.conn.CommonKVManager._register_topology_row",
+            "around",
+            "sglang_glm53.runtime.pd_exchange:send_contract",
+        ),
+        Hook(
+            "sglang.srt.disaggregation.common.conn.CommonKVBootstrapServer._setup_routes",
+            "after",
+            "sglang_glm53.runtime.pd_exchange:add_route",
+        ),
+        Hook(
+            "sglang.srt.disaggregation.common.conn.CommonKVBootstrapServer._handle_route_put",
+            "around",
+            "sglang_glm53.runtime.pd_exchange:keep_contract",
+        ),
+        Hook(
+            "sglang.srt.disaggregation.common.conn.CommonKVManager.try_ensure_parallel_info",
+            "around",
+            "sglang_glm53.runtime.pd_exchange:check_prefill",
+        ),
+        Hook(
+            "sglang.srt.disaggregation.decode.DecodePreallocQueue._ensure_prefill_info",
+            "around",
+            "sglang_glm53.runtime.pd_exchange:drop_refused",
+        ),
+        Hook(
+            "sglang.srt.disaggregation.mooncake.conn.MooncakeKVManager.build_receiver_registration_message",
+            "after",
+            "sglang_glm53.runtime.pd_exchange:state_contract",
+        ),
+        Hook(
+            "sglang.srt.disaggregation.mooncake.conn.KVArgsRegisterInfo.from_zmq",
+            "around",
+            "sglang_glm53.runtime.pd_exchange:read_registration",
+        ),
+        Hook(
+            "sglang.srt.disaggregation.mooncake.conn.MooncakeKVManager._validate_peer_state_layout",
+            "around",
+            "sglang_glm53.runtime.pd_exchange:check_registration",
+        ),
     ),
     "cpu": (
         Hook(

@@ -64,6 +64,12 @@ CPU_SEAMS = (
         "set: DP padding copies from unpinned memory",
     ),
     Seam(
+        "sglang.srt.disaggregation.mooncake.conn.MooncakeKVSender.supports_host_tensor_indices",
+        "field",
+        None,
+        "set: page indices cross without pinned memory",
+    ),
+    Seam(
         "sglang.srt.layers.dp_attention.memcpy_func", "field", None, "set: a torch copy instead of Triton's"
     ),
     Seam(

@@ -13,14 +13,26 @@ import torch
 STAND_IN_CAPABILITY = (9, 0)
 
 
+class PastEvent:
+    """torch.cuda.Event where work is done before the call that starts it returns: it lies in the past."""
+
+    def record(self, stream: object = None) -> None:
+        """Mark the work so far; all of it is done."""
+
+    def synchronize(self) -> None:
+        """Wait for that work."""
+
+
 def stand_in_for_cuda() -> None:
-    """Answer torch.cuda's capability and synchronize. Raises RuntimeError when there is a GPU to ask."""
+    """Answer for torch.cuda where SGLang asks it. Raises RuntimeError when there is a GPU to ask."""
     if torch.cuda.is_available():
         raise RuntimeError(
             "SGLANG_PLATFORM=glm53_cpu needs a process that sees no GPU: set CUDA_VISIBLE_DEVICES= (empty)"
         )
     torch.cuda.get_device_capability = lambda device=None: STAND_IN_CAPABILITY
     torch.cuda.synchronize = lambda device=None: None
+    # A prefill server records one before it sends a cached prefix (disaggregation/prefill.py:1496).
+    torch.cuda.Event = PastEvent
 
 
 def rope_without_device(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -46,7 +58,8 @@ def threads_for_rank(original: Callable[..., Any], *, numa_index: int, world_siz
 
 
 def set_module_flags() -> None:
-    """Set the module globals by which upstream picks torch over pinned memory, Triton and CUDA's bmm."""
+    """Set the globals by which upstream picks torch over pinned memory, Triton and CUDA's bmm."""
+    import sglang.srt.disaggregation.mooncake.conn as mooncake
     import sglang.srt.layers.dp_attention as dp_attention
     import sglang.srt.layers.moe.ep_moe.layer as ep_moe
     import sglang.srt.model_executor.forward_batch_info as forward_batch_info
@@ -55,6 +68,8 @@ def set_module_flags() -> None:
     from sglang_glm53.cpu.fp8 import dequantise_kv_b
 
     forward_batch_info._is_cpu = True
+    # A prefill hands page indices over without the pinned copy and the event that a GPU's stream needs.
+    mooncake.MooncakeKVSender.supports_host_tensor_indices = False
     dp_attention.memcpy_func = dp_attention.memcpy_cpu
     # Behind a dispatcher the experts run by their quantisation method, not by DeepGEMM.
     ep_moe._is_npu = True

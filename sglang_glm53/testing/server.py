@@ -184,11 +184,13 @@ class Server:
     """A running server. A context manager: entering waits until it is ready, leaving kills it.
 
     process: the leader of the process group that holds the whole server. log: its stdout and stderr.
+    ready: the path that answers once requests are taken.
     """
 
-    def __init__(self, process: Process, port: int, log: Path) -> None:
+    def __init__(self, process: Process, port: int, log: Path, ready: str = "/ready") -> None:
         self._process = process
         self._log = log
+        self._ready = ready
         self._started = time.monotonic()
         self.url = f"http://{HOST}:{port}"
         self.startup_seconds = 0.0
@@ -215,7 +217,7 @@ class Server:
             # A server that dies on its own takes the list of its shared memory with it.
             self._shared_memory |= _shared_memory(self._process.pid)
             with suppress(requests.ConnectionError, requests.Timeout):
-                if requests.get(f"{self.url}/ready", timeout=5).ok:
+                if requests.get(self.url + self._ready, timeout=5).ok:
                     self.startup_seconds = time.monotonic() - self._started
                     return
             time.sleep(0.1)

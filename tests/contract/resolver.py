@@ -48,6 +48,7 @@ FLAGS = (
     *("kv_cache_dtype", "attention_backend", "dsa_prefill_backend", "dsa_decode_backend"),
     *("max_running_requests", "chunked_prefill_size", "context_length", "mem_fraction_static"),
     *("reasoning_parser", "tool_call_parser", "model_impl", "speculative_algorithm"),
+    *("disaggregation_mode", "disaggregation_transfer_backend", "base_gpu_id"),
 )
 
 

@@ -8,6 +8,9 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[2] / "launch"
 SCRIPTS = sorted(FOLDER.glob("*.sh"))
+# The router serves no model, and the smoke run starts others and ends.
+NO_SERVERS = ("pd_router.sh", "pd_smoke.sh")
+SERVERS = [script for script in SCRIPTS if script.name not in NO_SERVERS]
 MODEL = "some/checkpoint"
 
 
@@ -21,7 +24,7 @@ class Call:
 
 def arguments(script: Path) -> list[str]:
     """The words that a script needs before SGLang's flags."""
-    return ["1", "head:5000", MODEL] if script.name.startswith("ep") else [MODEL]
+    return ["1", "head:5000", MODEL] if "NODE_RANK" in script.read_text() else [MODEL]
 
 
 def run(

@@ -24,6 +24,11 @@ FOREIGN_FLAGS = {
     "--no-deps",  # pip
     "--force-reinstall",  # pip
     "--config",  # any
+    # sglang_router
+    "--pd-disaggregation",
+    "--prefill",
+    "--decode",
+    "--disable-circuit-breaker",
 }
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 VARIABLE = re.compile(r"\bGLM53(?:_[A-Z]+)+\b")

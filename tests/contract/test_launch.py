@@ -10,7 +10,7 @@ from sglang_glm53.capacity import VARIABLE
 from tests.contract import scripts
 
 MAX_LINES = 30
-EVERY_SCRIPT = pytest.mark.parametrize("script", scripts.SCRIPTS, ids=lambda script: script.name)
+EVERY_SERVER = pytest.mark.parametrize("script", scripts.SERVERS, ids=lambda script: script.name)
 
 
 def _faults(script: Path) -> list[str]:
@@ -40,17 +40,24 @@ def test_there_are_scripts():
         "dp8_throughput_b300.sh",
         "ep16_overlap.sh",
         "ep32_overlap.sh",
+        "pd_decode.sh",
+        "pd_decode_b300.sh",
+        "pd_decode_ep16_overlap.sh",
+        "pd_prefill.sh",
+        "pd_prefill_b300.sh",
+        "pd_router.sh",
+        "pd_smoke.sh",
         "tp8_long_context.sh",
         "tp8_low_latency.sh",
     ]
 
 
-@EVERY_SCRIPT
+@EVERY_SERVER
 def test_script_text(script):
     assert _faults(script) == []
 
 
-@EVERY_SCRIPT
+@EVERY_SERVER
 def test_every_flag_has_a_comment(script):
     lines = [line.strip() for line in script.read_text().partition("args=(\n")[2].splitlines()]
     flags = [number for number, line in enumerate(lines) if line.startswith("--") and number > 0]
@@ -58,7 +65,7 @@ def test_every_flag_has_a_comment(script):
     assert [lines[number] for number in flags if not lines[number - 1].startswith("# ")] == []
 
 
-@EVERY_SCRIPT
+@EVERY_SERVER
 def test_script_runs_doctor_then_sglang(script, tmp_path, sglang_parser):
     words = [*scripts.arguments(script), "--port", "30001"]
     (doctor, server), status = scripts.run(script, tmp_path, words)
@@ -90,7 +97,14 @@ def test_a_capacity_of_ones_own_stays(name, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("cpu_demo.sh", []), ("ep16_overlap.sh", []), ("ep16_overlap.sh", ["0"]), ("ep32_overlap.sh", ["0"])],
+    [
+        ("cpu_demo.sh", []),
+        ("ep16_overlap.sh", []),
+        ("ep16_overlap.sh", ["0"]),
+        ("ep32_overlap.sh", ["0"]),
+        ("pd_decode_ep16_overlap.sh", ["0"]),
+        ("pd_router.sh", ["http://p:30000"]),
+    ],
 )
 def test_a_missing_argument_stops_the_script(name, words, tmp_path):
     calls, status = scripts.run(scripts.FOLDER / name, tmp_path, words)
@@ -98,11 +112,33 @@ def test_a_missing_argument_stops_the_script(name, words, tmp_path):
     assert status != 0
 
 
-@EVERY_SCRIPT
+@EVERY_SERVER
 def test_a_failed_doctor_stops_the_script(script, tmp_path):
     calls, status = scripts.run(script, tmp_path, scripts.arguments(script), doctor=1)
     assert [call.words for call in calls] == [["glm53", "doctor"]]
     assert status == 1
+
+
+def test_the_router_names_both_servers(tmp_path):
+    script = scripts.FOLDER / "pd_router.sh"
+    assert _faults(script) == ["does not run doctor"]
+    words = ["http://p:30000", "http://d:30100", "--port", "9000"]
+    [router], status = scripts.run(script, tmp_path, words)
+    assert router.words[:4] == ["python", "-m", "sglang_router.launch_router", "--pd-disaggregation"]
+    assert router.words[4:9] == ["--prefill", "http://p:30000", "8998", "--decode", "http://d:30100"]
+    assert router.words[-2:] == ["--port", "9000"]
+    assert status == 0
+
+
+@pytest.mark.parametrize("name", ["pd_prefill.sh", "pd_prefill_b300.sh"])
+def test_the_routers_port_is_the_prefills(name, tmp_path):
+    script = scripts.FOLDER / name
+    (_, server), _ = scripts.run(script, tmp_path, scripts.arguments(script))
+    assert server.words[server.words.index("--disaggregation-bootstrap-port") + 1] == "8998"
+
+
+def test_the_smoke_run_is_short_and_runs_doctor():
+    assert _faults(scripts.FOLDER / "pd_smoke.sh") == ["does not end in exec"]
 
 
 def test_a_script_without_doctor_or_exec_is_reported(tmp_path):

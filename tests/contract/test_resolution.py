@@ -63,6 +63,11 @@ def two_nodes_or_more(ranks, requests):
     return expert_parallel(ranks, requests, 4096, **HOPPER_BF16, **here, **overlap)
 
 
+def half(mode, **values):
+    """Of a prefill/decode pair."""
+    return values | {"disaggregation_mode": mode, "disaggregation_transfer_backend": "mooncake"}
+
+
 # Script, machine, the flags that its comments and launch/README.md state, the rows of its decode step.
 SAID = [
     ("tp8_low_latency.sh", "H200", tensor_parallel(**HOPPER_BF16, mem_fraction_static=0.8), None),
@@ -85,6 +90,41 @@ SAID = [
     ("dp4_throughput_gb300.sh", "GB300", expert_parallel(4, 512, 8192, **BLACKWELL_FP8), 128),
     ("ep16_overlap.sh", "H200", two_nodes_or_more(16, 1024), 64),
     ("ep32_overlap.sh", "H200", two_nodes_or_more(32, 2048), 64),
+    (
+        "pd_decode.sh",
+        "H200",
+        half("decode", **expert_parallel(8, 512, 1024, **HOPPER_BF16, deepep_mode="low_latency")),
+        64,
+    ),
+    (
+        "pd_decode_b300.sh",
+        "B300",
+        half(
+            "decode", **tensor_parallel(**BLACKWELL_FP8, tp_size=4, base_gpu_id=4, max_running_requests=128)
+        ),
+        None,
+    ),
+    (
+        "pd_decode_ep16_overlap.sh",
+        "H200",
+        half(
+            "decode",
+            **two_nodes_or_more(16, 2048) | {"deepep_mode": "low_latency", "chunked_prefill_size": 512},
+        ),
+        128,
+    ),
+    (
+        "pd_prefill.sh",
+        "H200",
+        half("prefill", **tensor_parallel(**HOPPER_BF16, chunked_prefill_size=16384)),
+        None,
+    ),
+    (
+        "pd_prefill_b300.sh",
+        "B300",
+        half("prefill", **tensor_parallel(**BLACKWELL_FP8, tp_size=4, chunked_prefill_size=16384)),
+        None,
+    ),
 ]
 COMMON = {
     "model_impl": "glm53",
@@ -113,10 +153,11 @@ def test_a_script_resolves_to_what_it_says(resolver, tmp_path, name, machine, sa
     assert answer["steps"] == ([] if rows is None else [["decode", rows]])
     assert answer["capacity"] == (128 if rows is None else rows)
     assert [line for line in answer["warnings"] if VARIABLE in line] == []
-    assert answer["graphs"]["decode"] == "full"
-    assert answer["graphs"]["prefill"] == (
-        "disabled" if said.get("enable_two_batch_overlap") else "breakable"
-    )
+    mode, overlap = said.get("disaggregation_mode"), said.get("enable_two_batch_overlap")
+    assert answer["graphs"] == {
+        "decode": "disabled" if mode == "prefill" else "full",
+        "prefill": "disabled" if mode == "decode" or overlap else "breakable",
+    }
 
 
 @pytest.mark.parametrize(("name", "machine", "said", "rows"), [row for row in SAID if row[3]])
@@ -125,7 +166,7 @@ def test_a_script_has_a_rank_for_every_gpu(name, machine, said, rows):
 
 
 def test_every_gpu_script_is_resolved():
-    assert [row[0] for row in sorted(SAID)] == [s.name for s in scripts.SCRIPTS if s.name != "cpu_demo.sh"]
+    assert [row[0] for row in sorted(SAID)] == [s.name for s in scripts.SERVERS if s.name != "cpu_demo.sh"]
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,8 @@ def test_a_hook_has_its_seam_and_its_handler(group, hook):
     assert hook.target in {seam.target for seam in SEAMS[group]}
     module, _, name = hook.handler.partition(":")
     source = (ROOT / f"{module.replace('.', '/')}.py").read_text()
-    found = {node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    found = {node.name for node in ast.parse(source).body if isinstance(node, kinds)}
     assert name in found
 
 

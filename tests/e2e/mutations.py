@@ -286,3 +286,34 @@ def experts_stay() -> None:
     from sglang.srt.eplb import expert_location_updater
 
     expert_location_updater._update_expert_weights = lambda *args, **named: {}
+
+
+def no_index_transfer() -> None:
+    """A prefill sends KV rows but no index pages."""
+    from sglang.srt.disaggregation.mooncake.conn import MooncakeKVManager
+
+    MooncakeKVManager.maybe_send_extra = lambda self, *args, **named: 0
+
+
+def each_field_in_turn() -> None:
+    """A decode states another value for one field of its contract, the next field at each comparison."""
+    from sglang_glm53.runtime import pd_exchange
+
+    original = pd_exchange.own_contract
+    fields: list[str] = []
+
+    def own_contract(manager: Any) -> Any:
+        contract = original(manager)
+        if not fields:
+            fields.extend(field.name for field in dataclasses.fields(contract))
+        elif fields[0] == "":
+            return contract
+        name = fields.pop(0)
+        fields.extend([""] * (not fields))
+        value = getattr(contract, name)
+        other = (
+            not value if isinstance(value, bool) else value[:-1] if isinstance(value, tuple) else value * 2
+        )
+        return dataclasses.replace(contract, **{name: other})
+
+    pd_exchange.own_contract = own_contract
