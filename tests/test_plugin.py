@@ -47,6 +47,7 @@ def marked(original, *args):
 
 def server_args(model_impl="glm53", **changes):
     flags = {
+        "device": "cuda",
         "use_ray": False,
         "weight_cache_mode": "off",
         "enable_two_batch_overlap": False,
