@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SGLang's router before one prefill and one decode server. It needs no GPU: pip install sglang-router==0.3.2
-# Usage: launch/pd_router.sh PREFILL_URL DECODE_URL [ROUTER_FLAG...]   e.g. http://p:30000 http://d:30000
+# Usage: launch/pd_router.sh PREFILL_URL DECODE_URL [ROUTER_FLAG...]   both with their ports
 set -euo pipefail
 prefill=${1:?PREFILL_URL is missing} decode=${2:?DECODE_URL is missing}
 shift 2

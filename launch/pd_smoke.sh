@@ -6,20 +6,20 @@ set -euo pipefail
 export SGLANG_PLATFORM=glm53_cpu SGLANG_HOST_IP=127.0.0.1
 glm53 doctor
 work=$(mktemp -d)
-trap 'tail -n 9 "$work"/*.log; kill $(jobs -p); wait; rm -rf "$work"' EXIT
+trap '[ $? = 0 ] || tail -n 20 "$work"/*.log; kill $(jobs -p) || true; wait; rm -rf "$work"' EXIT
 checkpoint=${1:-$work/checkpoint}
 [ $# -gt 0 ] || glm53 tiny "$checkpoint"
-for role in "prefill 18000" "decode 18200"; do
+for role in "prefill 22000" "decode 22400"; do
   python -m sglang.launch_server --model-path "$checkpoint" --model-impl glm53 --skip-server-warmup \
     --disaggregation-mode "${role% *}" --disaggregation-transfer-backend mooncake_tcp \
-    --disaggregation-bootstrap-port 18998 --port "${role#* }" >"$work/${role% *}.log" 2>&1 &
+    --disaggregation-bootstrap-port 22998 --port "${role#* }" >"$work/${role% *}.log" 2>&1 &
 done
-python -m sglang_router.launch_router --pd-disaggregation --prefill http://127.0.0.1:18000 18998 \
-  --decode http://127.0.0.1:18200 --host 127.0.0.1 --port 18400 >"$work/router.log" 2>&1 &
+python -m sglang_router.launch_router --pd-disaggregation --prefill http://127.0.0.1:22000 22998 \
+  --decode http://127.0.0.1:22400 --host 127.0.0.1 --port 22800 >"$work/router.log" 2>&1 &
 python - $(jobs -p) <<'PY'
 import json, os, sys, time, urllib.request as web
 body = {"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 8}}
-request = web.Request("http://127.0.0.1:18400/generate", json.dumps(body).encode(), {"Content-Type": "application/json"})
+request = web.Request("http://127.0.0.1:22800/generate", json.dumps(body).encode(), {"Content-Type": "application/json"})
 for _ in range(300):
     [os.kill(int(process), 0) for process in sys.argv[1:]]  # Raises once one has ended.
     try: sys.exit(print(web.urlopen(request, timeout=120).read().decode()))

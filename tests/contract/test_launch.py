@@ -103,7 +103,7 @@ def test_a_capacity_of_ones_own_stays(name, tmp_path):
         ("ep16_overlap.sh", ["0"]),
         ("ep32_overlap.sh", ["0"]),
         ("pd_decode_ep16_overlap.sh", ["0"]),
-        ("pd_router.sh", ["http://p:30000"]),
+        ("pd_router.sh", ["http://127.0.0.1:30000"]),
     ],
 )
 def test_a_missing_argument_stops_the_script(name, words, tmp_path):
@@ -122,10 +122,10 @@ def test_a_failed_doctor_stops_the_script(script, tmp_path):
 def test_the_router_names_both_servers(tmp_path):
     script = scripts.FOLDER / "pd_router.sh"
     assert _faults(script) == ["does not run doctor"]
-    words = ["http://p:30000", "http://d:30100", "--port", "9000"]
+    words = ["http://127.0.0.1:30000", "http://127.0.0.1:30100", "--port", "9000"]
     [router], status = scripts.run(script, tmp_path, words)
     assert router.words[:4] == ["python", "-m", "sglang_router.launch_router", "--pd-disaggregation"]
-    assert router.words[4:9] == ["--prefill", "http://p:30000", "8998", "--decode", "http://d:30100"]
+    assert router.words[4:9] == ["--prefill", "http://127.0.0.1:30000", "8998", "--decode", "http://127.0.0.1:30100"]
     assert router.words[-2:] == ["--port", "9000"]
     assert status == 0
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +18,7 @@ from sglang_glm53.geometry import KV_LORA, KV_ROPE
 from sglang_glm53.runtime.pd_contract import Contract
 from sglang_glm53.testing.compare import Continuation, check_logprobs, compare_tokens, logprob_figures
 from sglang_glm53.testing.server import Server
+from tests.contract.scripts import FOLDER
 from tests.e2e import pairs
 from tests.e2e.asking import continuation, generate_all, prompt, tokens
 from tests.e2e.checkpoints import CHECKPOINTS
@@ -149,8 +154,8 @@ def test_pools_that_differ_are_refused_and_both_servers_stay(serve, checkpoint):
     fix = "give both servers the same --kv-cache-dtype and --dtype"
     for said in (first, second):
         assert f"kv_row_bytes: prefill has {4 * row}, decode has {2 * row}: {fix}" in said
-        assert "kv_dtype: prefill has" in said and "index_page_bytes: prefill has" in said
-        assert "page_size:" not in said and "layers:" not in said
+        # SGLang calls both dtypes bfloat16, so its own check sees no difference.
+        assert said.count("prefill has") == 2 and "index_page_bytes: prefill has" in said
 
 
 def test_each_field_of_the_contract_is_compared_before_the_first_request(serve, checkpoint, reference):
@@ -173,3 +178,13 @@ def test_a_stock_peer_is_taken_with_a_warning(stock, serve, checkpoint, referenc
     assert f"{stock} " in logs[ours] and "states no contract" in logs[ours]
     assert "sglang-glm53" not in logs[stock]
     compare_tokens(found, reference[::3])
+
+
+def test_the_smoke_script(checkpoint):
+    here = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    command = [FOLDER / "pd_smoke.sh", checkpoint("default")]
+    run = subprocess.run(
+        command, env=os.environ | {"PATH": here}, capture_output=True, text=True, timeout=600
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert '"completion_tokens":8' in run.stdout.replace(" ", "")
