@@ -28,6 +28,7 @@ HELP = {
     "max_positions": "longest context, in tokens",
     "seed": "seed of the random weights; the same seed gives the same bytes",
     "shards": "safetensors files",
+    "period": "repeat the context: each token is the one N positions back, which the MTP layer foresees",
     "schedule": "one letter a layer, F (full) or S (shared), as in FFFSSSFS (default: the published rule)",
     "mtp": "add the MTP layer",
     "mtp_copies": "with --mtp: also store the MTP layer's copies of embedding and head",

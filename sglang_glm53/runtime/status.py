@@ -13,7 +13,7 @@ from sglang.srt.runtime_context import get_parallel
 from sglang_glm53 import __version__, hooks
 from sglang_glm53.ops import backend
 from sglang_glm53.overlap import strategy
-from sglang_glm53.runtime import selection
+from sglang_glm53.runtime import nextn, selection
 
 logger = logging.getLogger("sglang_glm53")
 
@@ -59,11 +59,12 @@ def _index_dtype(pages: list[torch.Tensor]) -> str | None:
     return "float8_e4m3fn" if pages[0].dtype == torch.uint8 else str(pages[0].dtype).removeprefix("torch.")
 
 
-def describe(runner: Any) -> dict[str, Any]:
-    """The status of one model runner, in builtin types only.
+def describe(scheduler: Any) -> dict[str, Any]:
+    """The status of one scheduler, in builtin types only.
 
-    runner: SGLang's ModelRunner after loading. Every entry is read from the loaded objects, none from a flag.
+    scheduler: SGLang's Scheduler after loading. Entries are read from the loaded objects, none from a flag.
     """
+    runner = scheduler.tp_worker.model_runner
     model, parallel = runner.model, get_parallel()
     return {
         "version": __version__,
@@ -82,6 +83,7 @@ def describe(runner: Any) -> dict[str, Any]:
         "fusions": model.fusions(),
         "selection": selection.describe(),
         "overlap": strategy.describe(model.model.first_k_dense_replace),
+        "mtp": nextn.describe(scheduler),
         "pools": _describe_pool(runner.token_to_kv_pool),
     }
 
@@ -89,6 +91,13 @@ def describe(runner: Any) -> dict[str, Any]:
 def _fusion_row(entry: dict[str, Any]) -> str:
     """A fusion's state and the reasons for it; its counters belong to /server_info alone."""
     return "; ".join(filter(None, (entry["state"], entry["reason"], entry.get("note"))))
+
+
+def _mtp_row(entry: dict[str, Any]) -> str:
+    if entry["state"] == "off":
+        return _fusion_row(entry)
+    sharing = "one selection for all steps" if entry["shared_selection"] else "a selection in each step"
+    return f"{entry['model']}, {entry['steps']} steps, {sharing}"
 
 
 def rows(status: dict[str, Any]) -> list[tuple[str, str]]:
@@ -113,6 +122,7 @@ def rows(status: dict[str, Any]) -> list[tuple[str, str]]:
         ("router bias", str(schedule["router_bias_dtype"])),
         ("selection", _fusion_row(status["selection"])),
         ("overlap", _fusion_row(status["overlap"])),
+        ("MTP", _mtp_row(status["mtp"])),
         *((f"fusion {name}", _fusion_row(entry)) for name, entry in status["fusions"].items()),
         ("rank", ", ".join(f"{name} {rank}" for name, rank in status["rank"].items())),
     ]
@@ -128,7 +138,7 @@ def table(status: dict[str, Any]) -> str:
 
 def log_status(scheduler: Any) -> None:
     """BEFORE Scheduler.get_init_info, which SGLang calls once on a finished scheduler: log the table."""
-    logger.info("%s", table(describe(scheduler.tp_worker.model_runner)))
+    logger.info("%s", table(describe(scheduler)))
 
 
 def add_status(result: Any, scheduler: Any, recv_req: Any) -> Any:
@@ -136,6 +146,6 @@ def add_status(result: Any, scheduler: Any, recv_req: Any) -> Any:
 
     result: SGLang's GetInternalStateReqOutput, whose internal_state dict /server_info shows per DP group.
     """
-    status = describe(scheduler.tp_worker.model_runner)
+    status = describe(scheduler)
     result.internal_state["glm53"] = {**status, "table": table(status)}
     return result

@@ -90,7 +90,7 @@ def _shards(
     spec: TinySpec, geometry: Geometry, progress: Callable[[int, int], None] | None
 ) -> Iterator[tuple[Tensors, Tensors]]:
     """Each file's tensors as they are stored, and the same tensors as the bf16 twin stores them."""
-    from sglang_glm53.testing.weights import draw
+    from sglang_glm53.testing import recall, weights
 
     wanted = {
         name: stored
@@ -103,7 +103,9 @@ def _shards(
         stored: Tensors = {}
         dequantised: Tensors = {}
         for done, name in enumerate(names[first:last], first + 1):
-            _store(name, wanted[name], draw(spec.seed, name, wanted[name].shape), stored, dequantised)
+            shape = wanted[name].shape
+            values = recall.draw(spec, name, shape) if spec.period else weights.draw(spec.seed, name, shape)
+            _store(name, wanted[name], values, stored, dequantised)
             if progress is not None:
                 progress(done, len(names))
         yield stored, dequantised

@@ -291,8 +291,9 @@ class Server:
         return answer
 
     def flush_cache(self) -> None:
-        """Drop every cached prefix. Raises requests.HTTPError while requests run."""
-        self.post("/flush_cache").raise_for_status()
+        """Drop every cached prefix. Raises requests.HTTPError when requests still run after 10 s: with
+        speculative decoding an answer may be there before its last batch has ended."""
+        self.post("/flush_cache", params={"timeout": 10}).raise_for_status()
 
     @staticmethod
     def _checked(response: requests.Response) -> Any:

@@ -21,6 +21,10 @@ from sglang_glm53.testing import tokenizer
 
 DENSE_LAYERS = 3
 FEWEST_INDEX_HEADS = 8
+# Of a checkpoint that repeats its context: elements of the hidden size that hold no code, and how many drafts
+# in a row the MTP layer's shared selection serves.
+LEVELS = 16
+DRAFTS = 3
 # The least value of each size, and why where it is not plain.
 LEAST = {
     "layers": (DENSE_LAYERS + 1, f"; the first {DENSE_LAYERS} are dense and an MoE layer must follow"),
@@ -39,6 +43,7 @@ LEAST = {
     "max_positions": (1, ""),
     "seed": (0, ""),
     "shards": (1, ""),
+    "period": (0, ""),
 }
 # What the published config.json states and no size changes.
 CONSTANTS: dict[str, Any] = {
@@ -80,6 +85,8 @@ class SpecError(ValueError):
 class TinySpec:
     """A tiny checkpoint's sizes, in elements; each field is a flag of `glm53 tiny`.
 
+    period: 0 for random weights; else the model repeats its context, each token being the one so many
+    positions back, and its MTP layer foresees that (testing/recall.py).
     schedule: one letter a layer, F for full and S for shared; None for the published rule (freq 4, offset 3).
     mtp_copies: also store the MTP layer's copies of the embedding and the head, which the published
     checkpoint leaves out. moe_intermediate 256 is the least that tensor parallelism 2 splits into whole FP8
@@ -103,6 +110,7 @@ class TinySpec:
     max_positions: int = 8192
     seed: int = 0
     shards: int = 1
+    period: int = 0
     schedule: str | None = None
     mtp: bool = False
     mtp_copies: bool = False
@@ -124,7 +132,7 @@ class TinySpec:
                 found.append(f"{flag(name)} {value}: use at most {flag(other)}, which is {most}")
         if self.mtp_copies and not self.mtp:
             found.append("--mtp-copies: add --mtp; without it there is no layer to store the copies in")
-        return found + _schedule_problems(self)
+        return found + _schedule_problems(self) + _period_problems(self)
 
     def warnings(self) -> list[str]:
         """What this checkpoint is not fit for."""
@@ -169,6 +177,27 @@ def _schedule_problems(spec: TinySpec) -> list[str]:
     if letters.startswith("S"):
         found.append(
             f"--schedule {letters}: begin with F; a shared layer needs a selection from an earlier one"
+        )
+    return found
+
+
+def _period_problems(spec: TinySpec) -> list[str]:
+    if spec.period < 1:
+        return []
+    found = []
+    nearest = spec.index_topk + DRAFTS + 1
+    if spec.period < nearest:
+        found.append(
+            f"--period {spec.period}: use at least {nearest}, further back than index_topk positions"
+        )
+    if spec.index_topk % 2:
+        found.append(
+            f"--index-topk {spec.index_topk}: with --period use an even number, half of it on each side"
+        )
+    code = (spec.hidden - LEVELS) // 2
+    if spec.heads * spec.v < code:
+        found.append(
+            f"--heads {spec.heads}: with --period use at least {-(-code // max(spec.v, 1))} for --hidden"
         )
     return found
 

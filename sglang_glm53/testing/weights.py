@@ -54,7 +54,8 @@ ROUTER_BIAS, ROUTER_TAIL, ROUTER_OFFSET = 0.15, 1.5, 8.0
 COPIES = {"embed_tokens.weight": "model.embed_tokens.weight", "shared_head.head.weight": "lm_head.weight"}
 
 
-def _normal(seed: int, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+def normal(seed: int, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """Standard normal values, FP32, fixed by seed, name and shape."""
     # NumPy's streams are the same on every machine; torch's depend on the vector width of the CPU.
     key = hashlib.sha256(f"{seed} {name}".encode()).digest()
     stream = np.random.Generator(np.random.PCG64(int.from_bytes(key[:16], "little")))
@@ -73,7 +74,7 @@ def draw(seed: int, name: str, shape: tuple[int, ...]) -> torch.Tensor:
     Raises KeyError for a tensor that has no scale here.
     """
     name = next((main for copy, main in COPIES.items() if name.endswith(f".{copy}")), name)
-    z = _normal(seed, name, shape)
+    z = normal(seed, name, shape)
     if name.endswith(".e_score_correction_bias"):
         return ROUTER_OFFSET + ROUTER_BIAS * z.clamp(-ROUTER_TAIL, ROUTER_TAIL)
     if name.endswith(".k_norm.bias"):

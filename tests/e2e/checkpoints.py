@@ -20,6 +20,11 @@ CHECKPOINTS = {
     "own_schedule": TinySpec(seed=1, layers=7, schedule="FSSFSFS", index_topk=48),
     "many_experts": TinySpec(seed=2, heads=8, experts=16, experts_per_token=4, index_topk=96),
 }
+# The first one's drafts are right at some positions, the second one's as far as its shared selection reaches.
+WITH_MTP = {
+    "mtp": TinySpec(mtp=True),
+    "recall": TinySpec(mtp=True, layers=4, index_topk=32, period=48),
+}
 SHARDED = TinySpec(shards=2)
 
 

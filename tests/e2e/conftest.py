@@ -13,7 +13,7 @@ import pytest
 from sglang_glm53.testing.checkpoint import write
 from sglang_glm53.testing.oracle import Oracle
 from sglang_glm53.testing.server import Server, Zygote
-from tests.e2e.checkpoints import CHECKPOINTS
+from tests.e2e.checkpoints import CHECKPOINTS, WITH_MTP
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,7 +46,7 @@ def oracle(folder) -> Iterator[Oracle]:
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory) -> Callable[[str], Path]:
-    """name -> the folder of one of CHECKPOINTS, written at its first use, whichever thread asks first."""
+    """name -> the folder of one of CHECKPOINTS or WITH_MTP, written once, whichever thread asks first."""
     written: dict[str, Path] = {}
     lock = threading.Lock()
 
@@ -54,7 +54,7 @@ def checkpoint(tmp_path_factory) -> Callable[[str], Path]:
         with lock:
             if name not in written:
                 written[name] = tmp_path_factory.mktemp(name)
-                write(CHECKPOINTS[name], written[name])
+                write((CHECKPOINTS | WITH_MTP)[name], written[name])
             return written[name]
 
     return folder_of
@@ -75,13 +75,14 @@ BASE_FLAGS = (
 def serve(zygote, folder) -> Callable[..., Server]:
     """Start a server: serve(checkpoint folder, *flags, env={}, mutation=""), to be entered with `with`.
 
-    mutation: the name of a function in tests/e2e/mutations.py.
+    mutation: the name of a function in tests/e2e/mutations.py, or "module:function" in tests.e2e.
     """
     count = itertools.count()
 
     def start(path: Path, *flags: str, env: dict[str, str] | None = None, mutation: str = "") -> Server:
         args = ["--model-path", str(path), *BASE_FLAGS, *flags]
         log = folder / f"server{next(count)}.log"
-        return zygote.start(args, log, env, mutation and f"tests.e2e.mutations:{mutation}")
+        module, _, name = mutation.rpartition(":")
+        return zygote.start(args, log, env, mutation and f"tests.e2e.{module or 'mutations'}:{name}")
 
     return start
