@@ -93,7 +93,7 @@ def describe(scheduler: Any) -> dict[str, Any]:
     if scheduler.draft_worker is None:
         return {"state": "off", "reason": "--speculative-algorithm is not given"}
     # The last pipeline stage alone has one.
-    draft = getattr(scheduler.draft_worker, "_draft_worker", None)
+    draft: Any = getattr(scheduler.draft_worker, "_draft_worker", None)
     model = draft and draft.draft_runner.model
     if not isinstance(model, Glm53ForCausalLMNextN):
         return {"state": "off", "reason": "this process holds no MTP layer"}
