@@ -8,7 +8,7 @@ from sglang_glm53.seams_boundary import BOUNDARY_SEAMS
 from sglang_glm53.seams_cpu import CPU_SEAMS
 from sglang_glm53.seams_overlap import OVERLAP_SEAMS
 from sglang_glm53.seams_selection import SELECTION_SEAMS
-from sglang_glm53.seams_speculative import CPU_SPECULATIVE_SEAMS
+from sglang_glm53.seams_speculative import CPU_SPECULATIVE_SEAMS, SPECULATIVE_SEAMS
 from sglang_glm53.upstream import Seam
 
 Group = Literal["guard", "model", "cpu"]
@@ -287,6 +287,6 @@ _MODEL = (
 
 SEAMS: dict[Group, tuple[Seam, ...]] = {
     "guard": _GUARD,
-    "model": _MODEL + BOUNDARY_SEAMS + SELECTION_SEAMS + OVERLAP_SEAMS,
+    "model": _MODEL + BOUNDARY_SEAMS + SELECTION_SEAMS + OVERLAP_SEAMS + SPECULATIVE_SEAMS,
     "cpu": CPU_SEAMS + CPU_SPECULATIVE_SEAMS,
 }
