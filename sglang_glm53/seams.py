@@ -10,7 +10,7 @@ from sglang_glm53.seams_draft import DRAFT_SEAMS
 from sglang_glm53.seams_overlap import OVERLAP_SEAMS
 from sglang_glm53.seams_pd import PD_SEAMS
 from sglang_glm53.seams_selection import SELECTION_SEAMS
-from sglang_glm53.seams_speculative import CPU_SPECULATIVE_SEAMS
+from sglang_glm53.seams_speculative import CPU_SPECULATIVE_SEAMS, SPECULATIVE_SEAMS
 from sglang_glm53.upstream import Seam
 
 Group = Literal["guard", "model", "cpu"]
@@ -294,6 +294,12 @@ _MODEL = (
 
 SEAMS: dict[Group, tuple[Seam, ...]] = {
     "guard": _GUARD,
-    "model": _MODEL + BOUNDARY_SEAMS + SELECTION_SEAMS + OVERLAP_SEAMS + DRAFT_SEAMS + PD_SEAMS,
+    "model": _MODEL
+    + BOUNDARY_SEAMS
+    + SELECTION_SEAMS
+    + OVERLAP_SEAMS
+    + DRAFT_SEAMS
+    + PD_SEAMS
+    + SPECULATIVE_SEAMS,
     "cpu": CPU_SEAMS + CPU_SPECULATIVE_SEAMS,
 }

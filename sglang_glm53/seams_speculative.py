@@ -5,6 +5,50 @@ from sglang_glm53.upstream import Seam
 _FACTORY = "sglang.srt.speculative.draft_utils.DraftBackendFactory"
 _KERNELS = "sglang.kernels.ops.speculative"
 _VERIFY = "sglang.srt.speculative.eagle_utils"
+_SHARE = "sglang.srt.layers.attention.index_topk_share.IndexTopKShareState"
+
+_WORKER = "sglang.srt.speculative.eagle_worker_v2"
+_COUNTS = "sglang.srt.managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter"
+
+SPECULATIVE_SEAMS = (
+    Seam(
+        "sglang.srt.model_executor.runner_utils.capture_mode.get_is_capture_mode",
+        "function",
+        "()",
+        "tells whether a draft step may read its seed back",
+    ),
+    Seam(
+        "sglang.srt.model_executor.forward_batch_info.ForwardBatch._original_batch_size",
+        "field",
+        None,
+        "the requests of a draft step that attention DP has padded",
+    ),
+    Seam(f"{_SHARE}.from_mtp_carry", "classmethod", "(cls, forward_batch)", "hands a draft step its seed"),
+    Seam(
+        "sglang.srt.managers.scheduler.Scheduler.draft_worker",
+        "field",
+        None,
+        "holds the MTP layer, for the status",
+    ),
+    Seam(f"{_WORKER}.EAGLEWorkerV2._draft_worker", "field", None, "the same"),
+    Seam(f"{_WORKER}.EagleDraftWorker.draft_runner", "field", None, "the same"),
+    Seam(
+        f"{_WORKER}.EagleDraftWorker.speculative_num_steps",
+        "field",
+        None,
+        "the drafts of a step, for the status",
+    ),
+    Seam(
+        f"{_WORKER}.EagleDraftWorker.seed_dsa_topk_from_draft_extend",
+        "field",
+        None,
+        "tells whether the steps share a selection, for the status",
+    ),
+    *(
+        Seam(f"{_COUNTS}.spec_{name}", "field", None, "tokens and verifies, for the status")
+        for name in ("total_num_accept_tokens", "num_accept_tokens", "total_num_forward_ct", "num_forward_ct")
+    ),
+)
 
 # Checked and hooked when SGLANG_PLATFORM=glm53_cpu alone.
 CPU_SPECULATIVE_SEAMS = (

@@ -196,6 +196,14 @@ def test_a_reason_that_two_checks_give_is_listed_once():
             ],
         ),
         ({"enable_mixed_chunk": True}, []),
+        (EAGLE, []),
+        (
+            EAGLE | {"speculative_eagle_topk": 4},
+            [
+                "--speculative-eagle-topk 4: SGLang's sparse attention shows every row the drafts before it, "
+                "those of other branches too: use 1"
+            ],
+        ),
         (
             {"enable_two_batch_overlap": True, "enable_mixed_chunk": True, "moe_a2a_backend": "deepep"},
             [

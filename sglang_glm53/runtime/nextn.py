@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from sglang.srt.model_executor.runner import get_is_capture_mode
+from sglang.srt.model_executor.runner_utils.capture_mode import get_is_capture_mode
 from sglang.srt.models import deepseek_nextn, deepseek_v2
 from sglang.srt.models.glm4_moe import GlmMoeDsaForCausalLMNextN
 

@@ -101,7 +101,7 @@ def _head(spec: TinySpec, values: torch.Tensor) -> torch.Tensor:
 
 
 def _final_norm(spec: TinySpec, values: torch.Tensor) -> torch.Tensor:
-    """The query levels change sign, and the MTP layer changes it back: without the norm, they are wrong."""
+    """The query levels change sign, and the MTP layer changes it back: without the norm, it looks away."""
     values[_Stream(spec.hidden).queries] *= -1
     return values
 

@@ -46,7 +46,7 @@ def oracle(folder) -> Iterator[Oracle]:
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory) -> Callable[[str], Path]:
-    """name -> the folder of one of CHECKPOINTS or WITH_MTP, written once, whichever thread asks first."""
+    """name -> a folder with one of CHECKPOINTS or WITH_MTP, written at its first use, from any thread."""
     written: dict[str, Path] = {}
     lock = threading.Lock()
 

@@ -13,7 +13,7 @@ STOPS = (7, 8, 9)
 @pytest.mark.parametrize(
     ("name", "least"),
     [
-        *(("layers", 4), ("experts", 2), ("vocab", 292), ("seed", 0)),
+        *(("layers", 4), ("experts", 2), ("vocab", 292), ("seed", 0), ("period", 0)),
         *((name, 1) for name in ("heads", "nope", "v", "hidden", "q_lora", "index_topk", "index_heads")),
         *((name, 1) for name in ("dense_intermediate", "moe_intermediate", "experts_per_token")),
         *((name, 1) for name in ("max_positions", "shards")),
@@ -36,6 +36,9 @@ def test_a_size_below_the_least_names_its_flag(name, least):
         ({"experts_per_token": 9}, "--experts-per-token 9: use at most --experts, which is 8"),
         ({"shards": 9}, "--shards 9: use at most --layers, which is 8"),
         ({"mtp_copies": True}, "--mtp-copies: add --mtp"),
+        ({"period": 67}, "--period 67: use at least 68, further back than index_topk positions"),
+        ({"period": 80, "index_topk": 63}, "--index-topk 63: with --period use an even number"),
+        ({"period": 80, "heads": 1}, "--heads 1: with --period use at least 2 for --hidden"),
         ({"schedule": "FFFSSSFX"}, "--schedule FFFSSSFX: use the letters F (full) and S (shared) only"),
         ({"schedule": "FFS"}, "--schedule FFS: 3 letters for --layers 8"),
         ({"schedule": "SFFSSSFS"}, "--schedule SFFSSSFS: begin with F"),
