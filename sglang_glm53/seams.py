@@ -7,6 +7,7 @@ from typing import Literal
 from sglang_glm53.seams_boundary import BOUNDARY_SEAMS
 from sglang_glm53.seams_cpu import CPU_SEAMS
 from sglang_glm53.seams_draft import DRAFT_SEAMS
+from sglang_glm53.seams_faults import FAULT_SEAMS
 from sglang_glm53.seams_overlap import OVERLAP_SEAMS
 from sglang_glm53.seams_pd import PD_SEAMS
 from sglang_glm53.seams_selection import SELECTION_SEAMS
@@ -294,6 +295,6 @@ _MODEL = (
 
 SEAMS: dict[Group, tuple[Seam, ...]] = {
     "guard": _GUARD,
-    "model": _MODEL + BOUNDARY_SEAMS + SELECTION_SEAMS + OVERLAP_SEAMS + DRAFT_SEAMS + PD_SEAMS,
+    "model": _MODEL + BOUNDARY_SEAMS + SELECTION_SEAMS + OVERLAP_SEAMS + DRAFT_SEAMS + PD_SEAMS + FAULT_SEAMS,
     "cpu": CPU_SEAMS + CPU_SPECULATIVE_SEAMS,
 }
