@@ -163,7 +163,7 @@ def exhaust_pages(scene: Scene, number: int, draw: random.Random) -> list[tuple[
     with ThreadPoolExecutor(CLIENTS) as pool:
         many = [pool.submit(ask, scene.pair, one, LONG_TOKENS) for one in LONG]
         never = ask(scene.pair, prompt(DECODE_POOL + 64))
-    assert isinstance(never, str) and "maximum number of tokens" in never, never
+    assert isinstance(never, str) and "exceeds the maximum allowed length" in never, never
     return [*zip([one.result() for one in many], scene.long, strict=True), (never, scene.long[0])]
 
 
