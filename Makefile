@@ -1,7 +1,7 @@
 # Every target works on a fresh clone: each one first brings .venv up to date (see .ci/venv).
 PYTHON_IN_VENV := .venv/bin/python
 
-.PHONY: setup demo test matrix lint
+.PHONY: setup demo test matrix soak lint
 
 setup:
 	.ci/venv .venv -e .
@@ -14,6 +14,11 @@ test: setup
 
 matrix: setup
 	$(PYTHON_IN_VENV) -m pytest -m matrix
+
+# Each fault of a prefill/decode pair ten times; the figures go to SOAK_REPORT.
+SOAK_REPORT ?= pd-soak.md
+soak: setup
+	$(PYTHON_IN_VENV) -m pytest tests/e2e/test_pd_faults.py --injections 10 --fault-report $(SOAK_REPORT)
 
 lint: setup
 	$(PYTHON_IN_VENV) -m ruff check .

@@ -7,6 +7,7 @@ from typing import Literal
 from sglang_glm53.seams_boundary import BOUNDARY_SEAMS
 from sglang_glm53.seams_cpu import CPU_SEAMS
 from sglang_glm53.seams_draft import DRAFT_SEAMS
+from sglang_glm53.seams_faults import FAULT_SEAMS
 from sglang_glm53.seams_overlap import OVERLAP_SEAMS
 from sglang_glm53.seams_pd import PD_SEAMS
 from sglang_glm53.seams_selection import SELECTION_SEAMS
@@ -300,6 +301,7 @@ SEAMS: dict[Group, tuple[Seam, ...]] = {
     + OVERLAP_SEAMS
     + DRAFT_SEAMS
     + PD_SEAMS
-    + SPECULATIVE_SEAMS,
+    + SPECULATIVE_SEAMS
+    + FAULT_SEAMS,
     "cpu": CPU_SEAMS + CPU_SPECULATIVE_SEAMS,
 }

@@ -19,3 +19,9 @@ def registry(monkeypatch):
     spec.loader.exec_module(module)
     monkeypatch.setitem(sys.modules, HOOK_REGISTRY, module)
     return module.HookRegistry
+
+
+def pytest_addoption(parser):
+    """What `make soak` changes of tests/e2e/test_pd_faults.py."""
+    parser.addoption("--injections", type=int, default=3, help="how often each fault strikes a pair")
+    parser.addoption("--fault-report", help="the file that takes the figures of a pair's faults")

@@ -13,7 +13,7 @@ from sglang.srt.runtime_context import get_parallel
 from sglang_glm53 import __version__, hooks
 from sglang_glm53.ops import backend
 from sglang_glm53.overlap import strategy
-from sglang_glm53.runtime import nextn, selection
+from sglang_glm53.runtime import nextn, pd_status, selection
 
 logger = logging.getLogger("sglang_glm53")
 
@@ -147,5 +147,6 @@ def add_status(result: Any, scheduler: Any, recv_req: Any) -> Any:
     result: SGLang's GetInternalStateReqOutput, whose internal_state dict /server_info shows per DP group.
     """
     status = describe(scheduler)
-    result.internal_state["glm53"] = {**status, "table": table(status)}
+    pair = pd_status.describe(scheduler)
+    result.internal_state["glm53"] = {**status, "pair": pair, "table": table(status)}
     return result

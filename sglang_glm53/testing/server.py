@@ -145,11 +145,17 @@ class Zygote:
         return json.loads(line)["answer"]
 
     def start(
-        self, args: Sequence[str], log: Path, env: Mapping[str, str] | None = None, mutation: str = ""
+        self,
+        args: Sequence[str],
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        mutation: str = "",
+        port: int | None = None,
     ) -> Server:
         """Fork a server. args: sglang.launch_server's, without host and port. mutation: "module:function",
-        called in the child before the server starts. Does not wait until it is ready."""
-        port = free_port()
+        called in the child before the server starts. port: a free one unless given. Does not wait until it
+        is ready."""
+        port = port or free_port()
         pid = self.ask(
             do="start", args=_full_args(args, port), env=dict(env or {}), log=str(log), mutation=mutation
         )

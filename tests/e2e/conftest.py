@@ -73,16 +73,24 @@ BASE_FLAGS = (
 
 @pytest.fixture(scope="session")
 def serve(zygote, folder) -> Callable[..., Server]:
-    """Start a server: serve(checkpoint folder, *flags, env={}, mutation=""), to be entered with `with`.
+    """Start a server: serve(checkpoint folder, *flags, env={}, mutation="", port=None), to be entered with
+    `with`.
 
     mutation: the name of a function in tests/e2e/mutations.py, or "module:function" in tests.e2e.
+    port: a free one unless given.
     """
     count = itertools.count()
 
-    def start(path: Path, *flags: str, env: dict[str, str] | None = None, mutation: str = "") -> Server:
+    def start(
+        path: Path,
+        *flags: str,
+        env: dict[str, str] | None = None,
+        mutation: str = "",
+        port: int | None = None,
+    ) -> Server:
         args = ["--model-path", str(path), *BASE_FLAGS, *flags]
         log = folder / f"server{next(count)}.log"
         module, _, name = mutation.rpartition(":")
-        return zygote.start(args, log, env, mutation and f"tests.e2e.{module or 'mutations'}:{name}")
+        return zygote.start(args, log, env, mutation and f"tests.e2e.{module or 'mutations'}:{name}", port)
 
     return start

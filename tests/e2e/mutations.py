@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from tests.e2e import transfer_faults
+
 
 def dense_attention() -> None:
     """Attend to everything instead of the selection."""
@@ -317,3 +319,15 @@ def each_field_in_turn() -> None:
         return dataclasses.replace(contract, **{name: other})
 
     pd_exchange.own_contract = own_contract
+
+
+def faulty_transfers() -> None:
+    """Slow a prefill's transfers down, and fail those that a test asks for; none fails by itself."""
+    transfer_faults.install()
+
+
+def leaked_slots() -> None:
+    """Never give a metadata slot back."""
+    from sglang.srt.disaggregation.utils import ReqToMetadataIdxAllocator
+
+    ReqToMetadataIdxAllocator.free = lambda self, index: None

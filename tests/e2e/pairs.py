@@ -7,12 +7,12 @@ import importlib.util
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import requests
 
@@ -35,21 +35,43 @@ def missing() -> str | None:
     return None
 
 
-@dataclass(frozen=True)
+Half = Literal["prefill", "decode"]
+
+
+@dataclass
 class Pair:
-    """A running pair. port: of the prefill's bootstrap server."""
+    """A running pair. port: of the prefill's bootstrap server. start: starts a half, at a port if given."""
 
     prefill: Server
     decode: Server
     port: int
+    start: Callable[..., Server]
+
+    def restart(self, half: Half) -> None:
+        """Start a half anew with its flags and ports, killing it if it runs; wait until it is ready."""
+        old: Server = getattr(self, half)
+        old.kill()
+        new = self.start(half, int(old.url.rpartition(":")[2]))
+        setattr(self, half, new)
+        new.wait_ready()
+
+    def kill(self) -> None:
+        """Kill both."""
+        self.prefill.kill()
+        self.decode.kill()
+
+    def fields(self) -> dict[str, Any]:
+        """The request fields by which both halves know a new request as one."""
+        room = random.getrandbits(62)
+        where = {"bootstrap_host": HOST, "bootstrap_port": self.port}
+        return {**where, "bootstrap_room": room, "rid": f"r{room}"}
 
     def generate(self, prompt: Sequence[int], max_new_tokens: int = 8, **fields: Any) -> dict[str, Any]:
         """The decode's answer to one request, whose prompt the prefill computes.
 
         Raises requests.HTTPError with the decode's error.
         """
-        room = random.getrandbits(62)
-        ids = {"bootstrap_host": HOST, "bootstrap_port": self.port, "bootstrap_room": room, "rid": f"r{room}"}
+        ids = self.fields()
         with ThreadPoolExecutor(1) as pool:
             first = pool.submit(self.prefill.generate, prompt, max_new_tokens, **ids, **fields)
             try:
@@ -78,18 +100,25 @@ def pair(
     decode: Sequence[str] = (),
     prefill_mutation: str = "",
     decode_mutation: str = "",
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[Pair]:
-    """Run a pair. flags: both servers'; prefill and decode: one's own, which win."""
+    """Run a pair. flags: both servers'; prefill and decode: one's own, which win. env: both servers'."""
     port = free_port()
     both = (*flags, *TRANSFER, "--disaggregation-bootstrap-port", str(port), "--disaggregation-mode")
-    first = serve(path, *both, "prefill", *prefill, env=ENVIRONMENT, mutation=prefill_mutation)
-    second = serve(path, *both, "decode", *decode, env=ENVIRONMENT, mutation=decode_mutation)
+    own = {"prefill": (prefill, prefill_mutation), "decode": (decode, decode_mutation)}
+
+    def start(half: Half, at: int | None = None) -> Server:
+        more, mutation = own[half]
+        environment = {**ENVIRONMENT, **(env or {})}
+        return serve(path, *both, half, *more, env=environment, mutation=mutation, port=at)
+
+    running = Pair(start("prefill"), start("decode"), port, start)
     try:
-        with first, second:
-            yield Pair(first, second, port)
+        running.prefill.wait_ready()
+        running.decode.wait_ready()
+        yield running
     finally:
-        # Entering the first may have failed.
-        second.kill()
+        running.kill()
 
 
 @contextmanager
