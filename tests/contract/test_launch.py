@@ -125,7 +125,13 @@ def test_the_router_names_both_servers(tmp_path):
     words = ["http://127.0.0.1:30000", "http://127.0.0.1:30100", "--port", "9000"]
     [router], status = scripts.run(script, tmp_path, words)
     assert router.words[:4] == ["python", "-m", "sglang_router.launch_router", "--pd-disaggregation"]
-    assert router.words[4:9] == ["--prefill", "http://127.0.0.1:30000", "8998", "--decode", "http://127.0.0.1:30100"]
+    assert router.words[4:9] == [
+        "--prefill",
+        "http://127.0.0.1:30000",
+        "8998",
+        "--decode",
+        "http://127.0.0.1:30100",
+    ]
     assert router.words[-2:] == ["--port", "9000"]
     assert status == 0
 
