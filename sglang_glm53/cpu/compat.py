@@ -32,7 +32,7 @@ def stand_in_for_cuda() -> None:
     torch.cuda.get_device_capability = lambda device=None: STAND_IN_CAPABILITY
     torch.cuda.synchronize = lambda device=None: None
     # A prefill server records one before it sends a cached prefix (disaggregation/prefill.py:1496).
-    torch.cuda.Event = PastEvent  # type: ignore[misc, assignment]
+    torch.cuda.Event = PastEvent  # type: ignore[assignment, misc]
 
 
 def rope_without_device(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
