@@ -1,15 +1,19 @@
 """Owns the checks of the stages: SGLang's operations in their order, where they start, what is counted."""
 
+import inspect
 from types import SimpleNamespace
 
 import pytest
 import torch
 from sglang.srt.batch_overlap import operations_strategy
 from sglang.srt.batch_overlap.operations import YieldOperation
+from sglang.srt.layers.moe import utils as moe_utils
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.models.deepseek_v2 import DeepseekV2MoE
 
 from sglang_glm53.overlap import strategy
 from sglang_glm53.runtime.model import Glm53DecoderLayer
+from sglang_glm53.runtime.moe import Glm53MoE
 
 
 class Part:
@@ -82,6 +86,14 @@ def test_sglang_dispatches_on_the_name_of_the_layers_class():
     """The order is hooked, but the MoE wrapper and the CUDA graph runner still know the stock name."""
     assert Glm53DecoderLayer.__name__ == "DeepseekV2DecoderLayer"
     assert Glm53DecoderLayer.overlaps_with_carry
+
+
+def test_single_batch_overlap_is_left_to_sglang():
+    """Its stages are inside SGLang's MoE, which is inherited; on Hopper SGLang refuses it when it starts."""
+    assert Glm53MoE.forward_deepep is DeepseekV2MoE.forward_deepep
+    start = inspect.getsource(moe_utils.initialize_moe_config)
+    assert "torch.cuda.get_device_capability()[0] == 9" in start
+    assert "SBO (single batch overlap) is not supported on SM90 GPUs" in start
 
 
 @pytest.mark.parametrize(
