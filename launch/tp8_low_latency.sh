@@ -19,5 +19,5 @@ args=(
   # GLM-5.3's formats for thinking and tool calls.
   --reasoning-parser glm45 --tool-call-parser glm47
 )
-# The published recipe adds MTP (EAGLE, 5 steps). It is left out until our draft layer has its tests.
+# The published recipe adds MTP (EAGLE, 5 steps). It is left out until it has run on a GPU with this package.
 exec python -m sglang.launch_server "${args[@]}" "$@"
