@@ -27,9 +27,10 @@ PROMPTS = [prompt(20 + 23 * i) for i in range(6)]
 CLIENTS = 8
 # The decode's pool in tokens: twelve pages.
 DECODE_POOL = 768
-# Two pages each, and a third while they run.
-LONG = [prompt(122 + i) for i in range(6)]
-LONG_TOKENS = 12
+# Two pages each, and a third while they run: half as much again as the pool, so that requests wait for pages
+# and, where enough of them run at once, are retracted.
+LONG = [prompt(121 + i) for i in range(6)]
+LONG_TOKENS = 24
 # A blow falls up to so many seconds after an answer; a client that leaves stays three times as long.
 WINDOW = 0.3
 # SGLang's own variables, in seconds, far under their defaults.
