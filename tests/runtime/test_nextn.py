@@ -1,5 +1,6 @@
 """The seed of the draft steps, its counters, and the status of speculative decoding."""
 
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -63,6 +64,9 @@ def test_a_process_that_drafts_nothing_says_why(worker, reason):
 def test_the_status_reads_the_loaded_worker(steps):
     steps.update(reused=4, invalid=1)
     model = object.__new__(nextn.Glm53ForCausalLMNextN)
+    torch.nn.Module.__init__(model)
+    declined = Counter({"asked for": 1})
+    model.logits_processor = SimpleNamespace(state="on", reason=None, calls=7, declined=declined)
     draft = SimpleNamespace(
         draft_runner=SimpleNamespace(model=model),
         speculative_num_steps=3,
@@ -82,6 +86,13 @@ def test_the_status_reads_the_loaded_worker(steps):
         "steps": 3,
         "shared_selection": True,
         "draft_steps": {"reused": 4, "recomputed": 0, "invalid": 1},
+        "argmax": {
+            "stem": "draft_argmax",
+            "state": "on",
+            "reason": None,
+            "calls": 7,
+            "declined": {"asked for": 1},
+        },
         "tokens": 12,
         "verified": 6,
     }
