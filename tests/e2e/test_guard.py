@@ -83,8 +83,9 @@ def process():
     return json.loads(run.stdout.splitlines()[-1])
 
 
-def test_only_the_two_guards_differ_from_stock(process):
-    assert process["after_load"] == process["after_auto"] == sorted(GUARDED)
+def test_only_the_guards_and_their_hook_differ_from_stock(process):
+    ahead = [hook.target for hook in hooks.HOOKS["guard"]]
+    assert process["after_load"] == process["after_auto"] == sorted([*GUARDED, *ahead])
     assert process["one_guard"]
 
 
@@ -95,7 +96,8 @@ def test_another_implementation_gets_what_stock_returns(process):
 
 def test_ours_gets_our_class_and_the_hooks(process):
     assert process["glm53"] == ["sglang_glm53.runtime.model", "Glm53ForCausalLM", "GlmMoeDsaForCausalLM"]
-    assert process["after_glm53"] == sorted([*GUARDED, *(hook.target for hook in hooks.HOOKS["model"])])
+    hooked = [hook.target for group in ("guard", "model") for hook in hooks.HOOKS[group]]
+    assert process["after_glm53"] == sorted([*GUARDED, *hooked])
 
 
 def _edited_sglang(folder: Path, edits: dict[str, tuple[str, str]]) -> Path:
@@ -234,7 +236,8 @@ def test_register_raises(launches):
     assert failure == (
         "sglang-glm53 did not start: _prepare failed with OSError: no space left: run glm53 doctor"
     )
-    assert [reason.partition(": ")[0] for reason in missing] == [hook.target for hook in hooks.HOOKS["cpu"]]
+    unregistered = [hook.target for group in ("guard", "cpu") for hook in hooks.HOOKS[group]]
+    assert [reason.partition(": ")[0] for reason in missing] == unregistered
 
 
 def test_no_guard_can_be_installed(launches):
