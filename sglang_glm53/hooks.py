@@ -152,7 +152,7 @@ def problems(groups: Iterable[Group] = ("guard", "model", "cpu")) -> list[str]:
     package = upstream.root()
     if package is None:
         return ["sglang is not installed"]
-    return [problem for group in groups for problem in upstream.differences(SEAMS[group], package)]
+    return upstream.differences([seam for group in groups for seam in SEAMS[group]], package)
 
 
 def fingerprint() -> str:

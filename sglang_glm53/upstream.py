@@ -76,8 +76,11 @@ def declaration(target: str, package: Path) -> Declaration | None:
 
 def differences(seams: Iterable[Seam], package: Path) -> list[str]:
     """Each seam that the source under package lacks or declares otherwise: its name, expected and found."""
-    problems = []
-    for seam in seams:
+    problems, listed = [], list(seams)
+    # File by file first, since few stay parsed: in the table's order each would be parsed several times.
+    for target in sorted(seam.target for seam in listed):
+        declaration(target, package)
+    for seam in listed:
         wanted, found = Declaration(seam.kind, seam.signature), declaration(seam.target, package)
         if found != wanted:
             problems.append(f"{seam.target}: expected {wanted}, found {found or 'nothing of that name'}")
