@@ -5,12 +5,13 @@
 // scale, whole buffers with what lies between their rows, then bytes read and written by x,
 // residual, weight, y, q, scale.
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <stdexcept>
 
 #include <kernels/add_rmsnorm_quant.cuh>
+
+#include "program.h"
 
 using namespace glm53;
 
@@ -99,19 +100,4 @@ void run(const Header& header, std::FILE* cases, std::FILE* results) {
 
 }  // namespace
 
-int main(int, char** arguments) {
-  emulation::schedule = {emulation::parse_order(arguments[3]),
-                         std::strtoull(arguments[4], nullptr, 10)};
-  std::FILE* cases = std::fopen(arguments[1], "rb");
-  std::FILE* results = std::fopen(arguments[2], "wb");
-  if (!cases || !results) return 2;
-  try {
-    for (Header header; std::fread(&header, sizeof header, 1, cases) == 1;) {
-      run(header, cases, results);
-    }
-  } catch (const std::runtime_error& error) {
-    std::printf("refused: %s\n", error.what());
-    return 1;
-  }
-  return std::fclose(results);
-}
+int main(int, char** arguments) { return program::run_cases<Header>(run, arguments); }

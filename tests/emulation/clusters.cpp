@@ -1,12 +1,10 @@
 // Owns kernels over thread block clusters: one that is right, and ones with a seeded bug each.
 // Usage: clusters NAME ORDER SEED; prints "right", "wrong" or what the emulation refuses.
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <stdexcept>
 #include <vector>
 
 #include <glm53/cluster.cuh>
+
+#include "program.h"
 
 using namespace glm53;
 
@@ -93,13 +91,8 @@ const char* run() {
   return "right";
 }
 
-struct Entry {
-  const char* name;
-  const char* (*run)();
-};
-
 #define ENTRY(name) {#name, run<Bug::k##name>}
-constexpr Entry kEntries[] = {
+constexpr program::Entry kEntries[] = {
     ENTRY(None),
     ENTRY(NoWait),
     ENTRY(NoBarrierBeforeRead),
@@ -114,17 +107,4 @@ constexpr Entry kEntries[] = {
 
 }  // namespace
 
-int main(int, char** arguments) {
-  emulation::schedule = {emulation::parse_order(arguments[2]),
-                         std::strtoull(arguments[3], nullptr, 10)};
-  for (const Entry& entry : kEntries) {
-    if (std::strcmp(entry.name, arguments[1])) continue;
-    try {
-      std::puts(entry.run());
-    } catch (const std::runtime_error& error) {
-      std::printf("refused: %s\n", error.what());
-    }
-    return 0;
-  }
-  return 1;
-}
+int main(int, char** arguments) { return program::run_entry(kEntries, arguments); }

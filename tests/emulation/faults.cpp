@@ -1,12 +1,11 @@
 // Owns kernels with one seeded bug each, to show which check finds which bug.
 // Usage: faults NAME ORDER SEED; prints "right", "wrong" or what the emulation refuses.
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <stdexcept>
 #include <vector>
 
 #include <glm53/device.cuh>
+
+#include "program.h"
 
 using namespace glm53;
 
@@ -180,13 +179,8 @@ const char* run() {
   return "right";
 }
 
-struct Entry {
-  const char* name;
-  const char* (*run)();
-};
-
 #define ENTRY(name) {#name, run<Bug::k##name>}
-constexpr Entry kEntries[] = {
+constexpr program::Entry kEntries[] = {
     ENTRY(None),
     ENTRY(NoBarrierBeforeRead),
     ENTRY(NoBarrierBeforeReuse),
@@ -219,17 +213,4 @@ constexpr Entry kEntries[] = {
 
 }  // namespace
 
-int main(int, char** arguments) {
-  emulation::schedule = {emulation::parse_order(arguments[2]),
-                         std::strtoull(arguments[3], nullptr, 10)};
-  for (const Entry& entry : kEntries) {
-    if (std::strcmp(entry.name, arguments[1])) continue;
-    try {
-      std::puts(entry.run());
-    } catch (const std::runtime_error& error) {
-      std::printf("refused: %s\n", error.what());
-    }
-    return 0;
-  }
-  return 1;
-}
+int main(int, char** arguments) { return program::run_entry(kEntries, arguments); }

@@ -3,11 +3,12 @@
 // the header says so, row_starts, out_offsets, page_table and row_to_request; its result is slots,
 // positions, counts, and the bytes read of the logits.
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 
 #include <kernels/indexer_topk.cuh>
+
+#include "program.h"
 
 using namespace glm53;
 
@@ -85,19 +86,4 @@ void run(const Header& header, std::FILE* cases, std::FILE* results) {
 
 }  // namespace
 
-int main(int, char** arguments) {
-  emulation::schedule = {emulation::parse_order(arguments[3]),
-                         std::strtoull(arguments[4], nullptr, 10)};
-  std::FILE* cases = std::fopen(arguments[1], "rb");
-  std::FILE* results = std::fopen(arguments[2], "wb");
-  if (!cases || !results) return 2;
-  try {
-    for (Header header; std::fread(&header, sizeof header, 1, cases) == 1;) {
-      run(header, cases, results);
-    }
-  } catch (const std::runtime_error& error) {
-    std::printf("refused: %s\n", error.what());
-    return 1;
-  }
-  return std::fclose(results);
-}
+int main(int, char** arguments) { return program::run_cases<Header>(run, arguments); }
