@@ -51,3 +51,18 @@ def glm53(**changes: Any) -> dict[str, Any]:
     }
     config.update(changes)
     return {name: value for name, value in config.items() if value is not ...}
+
+
+# The resolved server flags that preflight reads, with nothing asked for.
+HARMLESS = {
+    "device": "cuda",
+    "use_ray": False,
+    "weight_cache_mode": "off",
+    "enable_two_batch_overlap": False,
+    "enable_hierarchical_cache": False,
+    "enable_lora": None,
+    "lora_paths": None,
+    "enable_mixed_chunk": False,
+    "moe_a2a_backend": "none",
+    "speculative_algorithm": None,
+}

@@ -11,7 +11,7 @@ import sglang_glm53
 from sglang_glm53 import hooks, plugin, upstream
 from sglang_glm53.hooks import Hook
 from sglang_glm53.preflight import RefusedError
-from tests.configs import glm53
+from tests.configs import HARMLESS, glm53
 
 HERE = __name__
 CHECK = "sglang.srt.arg_groups.validation_hook"
@@ -46,18 +46,7 @@ def marked(original, *args):
 
 
 def server_args(model_impl="glm53", **changes):
-    flags = {
-        "device": "cpu",
-        "use_ray": False,
-        "weight_cache_mode": "off",
-        "enable_two_batch_overlap": False,
-        "enable_hierarchical_cache": False,
-        "enable_lora": None,
-        "lora_paths": None,
-        "moe_a2a_backend": "none",
-        "speculative_algorithm": None,
-    }
-    return SimpleNamespace(model_impl=model_impl, config=SimpleNamespace(**glm53(**changes)), **flags)
+    return SimpleNamespace(model_impl=model_impl, config=SimpleNamespace(**glm53(**changes)), **HARMLESS)
 
 
 def model_config(architecture="GlmMoeDsaForCausalLM", model_impl="glm53", is_draft=False, **changes):

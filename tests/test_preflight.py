@@ -14,25 +14,13 @@ from sglang_glm53.preflight import (
     package_reasons,
     platform_reasons,
 )
-from tests.configs import FP8, glm53
+from tests.configs import FP8, HARMLESS, glm53
 
 NO_LORA = (
     "--enable-lora or --lora-paths: no adapter has been proved with this package's layers: leave it out, or "
     "serve SGLang's own implementation without --model-impl"
 )
 FULL, SHARED = "full", "shared"
-HARMLESS = {
-    "device": "cuda",
-    "use_ray": False,
-    "weight_cache_mode": "off",
-    "enable_two_batch_overlap": False,
-    "enable_hierarchical_cache": False,
-    "enable_lora": None,
-    "lora_paths": None,
-    "enable_mixed_chunk": False,
-    "moe_a2a_backend": "none",
-    "speculative_algorithm": None,
-}
 DEEPEP = HARMLESS | {
     "moe_a2a_backend": "deepep",
     "deepep_mode": "auto",
