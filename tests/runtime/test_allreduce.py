@@ -17,7 +17,6 @@ from sglang.srt.layers.layer_boundary.output import DeferredFinalize, UnreducedO
 from sglang.srt.layers.layer_boundary.residual import add_norm
 from sglang.srt.layers.layernorm import RMSNorm
 
-from sglang_glm53.ops import backend
 from sglang_glm53.ops.quantise import GROUP, ScaleLayout
 from sglang_glm53.runtime import allreduce, boundary
 from sglang_glm53.runtime.boundary import AttentionRead, FfnRead, Site
@@ -149,19 +148,10 @@ class Served:
         )
 
 
-@pytest.fixture
-def choose(monkeypatch):
-    """choose(kernels, disable) sets the two variables until the test ends."""
-
-    def set_choice(kernels="auto", disable=""):
-        monkeypatch.setenv("GLM53_KERNELS", kernels)
-        monkeypatch.setenv("GLM53_DISABLE", disable)
-        backend.settings.cache_clear()
-
-    set_choice()
-    yield set_choice
-    monkeypatch.undo()
-    backend.settings.cache_clear()
+@pytest.fixture(autouse=True)
+def forgotten():
+    """What a test made of FlashInfer is forgotten after it."""
+    yield
     allreduce._flashinfer.cache_clear()
 
 

@@ -19,7 +19,6 @@ from sglang.srt.layers.layernorm import RMSNorm
 from sglang.srt.layers.moe.utils import DeepEPMode
 from sglang.srt.model_executor.cuda_graph_config import Backend, Phase
 
-from sglang_glm53.ops import backend
 from sglang_glm53.ops.quantise import ScaleLayout
 from sglang_glm53.runtime import allreduce, boundary
 from sglang_glm53.runtime.boundary import AttentionRead, FfnRead, QuantisingNorm, Site
@@ -52,21 +51,6 @@ def rms_norm(cls: type = RMSNorm, width: int = HIDDEN, dtype: torch.dtype = torc
     norm = cls(width, eps=1e-5)
     norm.weight.data = torch.linspace(0.5, 1.5, width)
     return norm.to(dtype)
-
-
-@pytest.fixture
-def choose(monkeypatch):
-    """choose(kernels, disable) sets the two variables until the test ends."""
-
-    def set_choice(kernels="auto", disable=""):
-        monkeypatch.setenv("GLM53_KERNELS", kernels)
-        monkeypatch.setenv("GLM53_DISABLE", disable)
-        backend.settings.cache_clear()
-
-    set_choice()
-    yield set_choice
-    monkeypatch.undo()
-    backend.settings.cache_clear()
 
 
 @pytest.fixture
