@@ -12,6 +12,7 @@ from sglang_glm53 import upstream
 from sglang_glm53.seams import SEAMS, Group
 
 _FACTORY = "sglang.srt.speculative.draft_utils.DraftBackendFactory"
+_DSA_UTILS = "sglang.srt.layers.attention.dsa.utils"
 _SPECULATIVE = "sglang.kernels.ops.speculative"
 
 
@@ -134,6 +135,7 @@ HOOKS: dict[Group, tuple[Hook, ...]] = {
             for target, handler in (
                 (f"{_FACTORY}._create_dsa_decode_backend", "decode_backend"),
                 (f"{_FACTORY}._create_dsa_prefill_backend", "extend_backend"),
+                (f"{_DSA_UTILS}.should_remap_pd_dsa_seed_to_local_slots", "remaps_seed"),
                 ("sglang.srt.mem_cache.allocation.get_last_loc", "last_slots"),
                 ("sglang.srt.mem_cache.allocation.assign_req_to_token_pool_func", "assign_slots"),
                 (f"{_SPECULATIVE}.cache_locs.assign_draft_cache_locs_contiguous_func", "draft_locations"),

@@ -5,6 +5,7 @@ from sglang_glm53.upstream import Seam
 _FACTORY = "sglang.srt.speculative.draft_utils.DraftBackendFactory"
 _KERNELS = "sglang.kernels.ops.speculative"
 _VERIFY = "sglang.srt.speculative.eagle_utils"
+_DSA_UTILS = "sglang.srt.layers.attention.dsa.utils"
 _SHARE = "sglang.srt.layers.attention.index_topk_share.IndexTopKShareState"
 
 _WORKER = "sglang.srt.speculative.eagle_worker_v2"
@@ -64,6 +65,26 @@ CPU_SPECULATIVE_SEAMS = (
         "(self)",
         "replaced: draft-extend runs on the reference backend",
     ),
+    Seam(
+        f"{_FACTORY}.seed_dsa_topk_from_draft_extend",
+        "field",
+        None,
+        "tells whether its selections may seed another server's draft",
+    ),
+    Seam(
+        f"{_DSA_UTILS}.should_use_dsa_fused_topk",
+        "function",
+        "(seed_dsa_topk_from_draft_extend)",
+        "tells what form they have then",
+    ),
+    Seam(
+        f"{_DSA_UTILS}.should_remap_pd_dsa_seed_to_local_slots",
+        "function",
+        "()",
+        "replaced: a decode makes slots of a seed's positions, as on a GPU",
+    ),
+    Seam("sglang.srt.runtime_context.get_disagg", "function", "()", "tells which half of a pair it is"),
+    Seam("sglang.srt.arg_groups.fields.disagg.Disagg.disaggregation_mode", "field", None, "the same"),
     Seam(
         "sglang.srt.mem_cache.allocation.get_last_loc",
         "function",

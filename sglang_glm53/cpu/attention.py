@@ -85,14 +85,15 @@ class ReferenceBackend(AttentionBackend):  # type: ignore[misc]
 
     Its selections have the forms that they have on a GPU with an FP8 cache: slots in decode; in prefill
     places in the batch's own KV, gathered request after request (SGLang's RAGGED); positions with
-    SGLANG_DSA_FUSE_TOPK=0. So what depends on the batch there depends on it here. It is its own metadata.
+    SGLANG_DSA_FUSE_TOPK=0, or where it is made with force_unfused_topk. So what depends on the batch there
+    depends on it here. It is its own metadata.
     """
 
     use_mha = False
-    force_unfused_topk = False
 
-    def __init__(self, runner: Any) -> None:
+    def __init__(self, runner: Any, force_unfused_topk: bool = False) -> None:
         super().__init__()
+        self.force_unfused_topk = force_unfused_topk
         self.req_to_token_pool = runner.req_to_token_pool
         self.req_to_token: torch.Tensor = runner.req_to_token_pool.req_to_token
         self.token_to_kv_pool = runner.token_to_kv_pool

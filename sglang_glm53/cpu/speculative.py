@@ -11,6 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from sglang.srt.environ import envs
+from sglang.srt.layers.attention.dsa.utils import should_use_dsa_fused_topk
+from sglang.srt.runtime_context import get_disagg
 
 from sglang_glm53.cpu.attention import ReferenceBackend
 
@@ -25,8 +28,8 @@ class DraftSteps:
 
     needs_cpu_seq_lens = False
 
-    def __init__(self, runner: Any, num_steps: int) -> None:
-        self.attn_backends = [ReferenceBackend(runner)] * (num_steps - 1)
+    def __init__(self, factory: Any) -> None:
+        self.attn_backends = [_backend(factory)] * (factory.speculative_num_steps - 1)
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Plan the steps; the batch is not padded yet."""
@@ -34,14 +37,29 @@ class DraftSteps:
             backend.init_forward_metadata(forward_batch)
 
 
+def _backend(factory: Any) -> ReferenceBackend:
+    """A backend of the draft; where its selections seed another server's draft, they are positions."""
+    fused = should_use_dsa_fused_topk(factory.seed_dsa_topk_from_draft_extend)
+    return ReferenceBackend(factory.draft_model_runner, force_unfused_topk=not fused)
+
+
+def remaps_seed() -> bool:
+    """should_remap_pd_dsa_seed_to_local_slots: whether a decode server makes its own slots of a seed.
+
+    As on a GPU; upstream's asks for one first, and what comes of it there is to be tried here.
+    """
+    fused: bool = envs.SGLANG_DSA_FUSE_TOPK.get()
+    return fused and get_disagg().disaggregation_mode == "decode"
+
+
 def decode_backend(factory: Any) -> tuple[str, DraftSteps]:
     """DraftBackendFactory._create_dsa_decode_backend: (name, the backends of the draft's steps)."""
-    return "dsa", DraftSteps(factory.draft_model_runner, factory.speculative_num_steps)
+    return "dsa", DraftSteps(factory)
 
 
 def extend_backend(factory: Any) -> tuple[str, ReferenceBackend]:
     """DraftBackendFactory._create_dsa_prefill_backend: (name, the backend of prefill and draft-extend)."""
-    return "dsa", ReferenceBackend(factory.draft_model_runner)
+    return "dsa", _backend(factory)
 
 
 def _window(table: torch.Tensor, requests: torch.Tensor, starts: torch.Tensor, width: int) -> torch.Tensor:

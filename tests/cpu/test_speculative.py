@@ -1,9 +1,14 @@
 """The torch forms of SGLang's speculative helpers, against one request at a time."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from sglang.srt.layers.attention.dsa import utils
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_glm53.cpu import speculative
+from sglang_glm53.overlap.carry import Form, form_of
 
 TABLE = torch.arange(4 * 20).view(4, 20).int() + 100
 REQUESTS = torch.tensor([2, 0, 3])
@@ -127,3 +132,54 @@ def test_thresholds_accept_more():
 def test_truncated_probabilities_add_up_to_one(keep, limits, expected):
     probs = torch.tensor([[0.1, 0.4, 0.2, 0.3]] * 2)
     torch.testing.assert_close(keep(probs, torch.tensor(limits)), torch.tensor(expected))
+
+
+@pytest.fixture
+def half(monkeypatch):
+    """Be one half of a pair, or neither ("null"), with the remapping hook in place."""
+
+    def become(mode):
+        for module in (speculative, utils):
+            monkeypatch.setattr(module, "get_disagg", lambda: SimpleNamespace(disaggregation_mode=mode))
+        monkeypatch.setattr(utils, "should_remap_pd_dsa_seed_to_local_slots", speculative.remaps_seed)
+
+    return become
+
+
+@pytest.mark.parametrize(
+    ("mode", "form", "remaps"),
+    [
+        ("null", Form.RAGGED, False),
+        # Slots and places of the prefill's own mean nothing to the decode.
+        ("prefill", Form.POSITIONS, False),
+        ("decode", Form.RAGGED, True),
+    ],
+)
+def test_a_seed_that_leaves_the_server_holds_positions(mode, form, remaps, half):
+    half(mode)
+    pool = SimpleNamespace(req_to_token=TABLE)
+    runner = SimpleNamespace(req_to_token_pool=pool, token_to_kv_pool=None, kv_cache_dtype=torch.float32)
+    factory = SimpleNamespace(
+        draft_model_runner=runner, speculative_num_steps=3, seed_dsa_topk_from_draft_extend=True
+    )
+    _, extend = speculative.extend_backend(factory)
+    _, steps = speculative.decode_backend(factory)
+    batch = SimpleNamespace(
+        forward_mode=ForwardMode.EXTEND,
+        req_pool_indices=torch.tensor([2]),
+        seq_lens=torch.tensor([3]),
+        extend_seq_lens=torch.tensor([3]),
+        extend_prefix_lens=torch.tensor([0]),
+    )
+    extend.init_forward_metadata(batch)
+    assert (form_of(extend), speculative.remaps_seed()) == (form, remaps)
+    seed = extend.prepare_mtp_seed_indices(torch.tensor([[0, 2, -1]], dtype=torch.int32), ForwardMode.EXTEND)
+    assert seed.tolist() == ([[0, 2, -1]] if form is Form.POSITIONS else [[140, 142, -1]])
+    assert len(steps.attn_backends) == 2
+    assert form_of(steps.attn_backends[0]) is (Form.POSITIONS if mode == "prefill" else Form.SLOTS)
+
+
+def test_unfused_selections_are_positions_and_stay_so(half, monkeypatch):
+    half("decode")
+    monkeypatch.setenv("SGLANG_DSA_FUSE_TOPK", "0")
+    assert not speculative.remaps_seed()

@@ -30,6 +30,11 @@ def tokens(answers: Sequence[dict[str, Any]]) -> list[list[int]]:
     return [answer["output_ids"] for answer in answers]
 
 
+def output_logprobs(answers: Sequence[dict[str, Any]]) -> list[list[float]]:
+    """The logprobs (natural log) of each answer's tokens; they must have been asked for."""
+    return [[value for value, _, _ in answer["meta_info"]["output_token_logprobs"]] for answer in answers]
+
+
 def continuation(answer: dict[str, Any]) -> Continuation:
     """An answer as a reference for others; it must have been asked for with top_logprobs_num=2."""
     pairs = answer["meta_info"]["output_top_logprobs"]

@@ -99,3 +99,35 @@ def verify_rows_see_all_drafts() -> None:
         return plan
 
     attention.plan_rows = plan_rows
+
+
+def seed_taken_as_slots() -> None:
+    """A decode takes a seed's positions for slots of its own."""
+    from sglang.srt.speculative import eagle_disaggregation
+
+    eagle_disaggregation.should_remap_pd_dsa_seed_to_local_slots = lambda: False
+
+
+def seed_in_its_own_slots() -> None:
+    """A prefill sends a seed of its own slots, as they would be in one server."""
+    from sglang_glm53.cpu import speculative
+
+    speculative.should_use_dsa_fused_topk = lambda seeded: True
+
+
+def no_draft_transfer() -> None:
+    """A prefill sends no KV rows of the draft layer."""
+    from sglang.srt.disaggregation.mooncake.conn import MooncakeKVManager
+
+    original = MooncakeKVManager._send_kvcache_generic
+    by_layer = ("src_data_ptrs", "dst_data_ptrs", "item_lens", "src_layer_ids", "dst_layer_ids")
+
+    def send(self: Any, **named: Any) -> int:
+        if named.get("state_type") is None:
+            kept = {name: named.get(name) for name in by_layer}
+            named |= {
+                name: value and value[: -self.kv_args.num_draft_entries] for name, value in kept.items()
+            }
+        return original(self, **named)
+
+    MooncakeKVManager._send_kvcache_generic = send

@@ -146,6 +146,10 @@ def test_drafts_were_accepted_and_refused(shape, steps, answers):
         # Draft-extend gave every step its selection; one draft needs no step of its own.
         assert (entry["draft_steps"]["reused"] > 0) == (steps > 1)
         assert entry["draft_steps"]["recomputed"] == entry["draft_steps"]["invalid"] == 0
+        # One rank has the whole vocabulary, and so has each of attention DP's two.
+        shared = SHAPES[shape][:2] == TP2 and "DP 2" not in shape
+        argmax = entry["argmax"]
+        assert (argmax["state"] == "on", argmax["calls"] > 0) == (shared, shared), argmax
         if "overlap" in shape:
             assert status["overlap"]["overlapped"]["TARGET_VERIFY"] > 0
 

@@ -22,7 +22,7 @@ from sglang_glm53.testing.compare import Continuation, check_logprobs, compare_t
 from sglang_glm53.testing.server import Server
 from tests.contract.scripts import FOLDER
 from tests.e2e import pairs
-from tests.e2e.asking import continuation, generate_all, prompt, tokens
+from tests.e2e.asking import continuation, generate_all, output_logprobs, prompt, tokens
 from tests.e2e.checkpoints import CHECKPOINTS
 
 pytestmark = [
@@ -129,13 +129,9 @@ def test_the_logprobs_of_one_server(precision, serve, checkpoint):
         one = scored(server)
     with pairs.pair(serve, checkpoint("default"), *flags) as pair:
         two = scored(pair)
-
     # The same greedy tokens first: then the logprobs belong to the same continuations.
-    def logprobs(found: list[dict[str, Any]]) -> list[list[float]]:
-        return [[value for value, _, _ in answer["meta_info"]["output_token_logprobs"]] for answer in found]
-
     compare_tokens(tokens(two), [continuation(answer) for answer in one])
-    check_logprobs(logprob_figures(logprobs(two), logprobs(one)), close=0.95)
+    check_logprobs(logprob_figures(output_logprobs(two), output_logprobs(one)), close=0.95)
 
 
 def refused(pair: pairs.Pair) -> str:
