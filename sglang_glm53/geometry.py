@@ -187,3 +187,12 @@ class Geometry:
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """The index groups, in layer order."""
         return index_groups(self.layer_types)
+
+    @property
+    def draft_problem(self) -> str | None:
+        """Why SGLang's MTP draft cannot come from this checkpoint; None when it can."""
+        # With one layer SGLang takes layer 0 for the MTP layer (deepseek_weight_loader.py:571).
+        if self.num_mtp_layers == 1 and self.num_layers > 1:
+            return None
+        counts = f"num_nextn_predict_layers is {self.num_mtp_layers}, num_hidden_layers {self.num_layers}"
+        return f"{counts}: SGLang's MTP draft needs exactly 1, and at least 2"

@@ -148,8 +148,10 @@ def flag_reasons(flags: Any) -> list[str]:
             f"take turns around a dispatch of two phases: use one of {', '.join(TWO_PHASE_BACKENDS)}"
         )
     if flags.speculative_algorithm and (flags.speculative_eagle_topk or 1) > 1:
+        # SGLang takes an n-gram tree's breadth, 10 by default, for its top-k (speculative_hook.py:1312).
+        name = "ngram-max-bfs-breadth" if flags.speculative_algorithm == "NGRAM" else "eagle-topk"
         reasons.append(
-            f"--speculative-eagle-topk {flags.speculative_eagle_topk}: SGLang's sparse attention shows every "
+            f"--speculative-{name} {flags.speculative_eagle_topk}: SGLang's sparse attention shows every "
             "row the drafts before it, those of other branches too: use 1"
         )
     if flags.enable_two_batch_overlap and flags.enable_mixed_chunk:
@@ -158,6 +160,17 @@ def flag_reasons(flags: Any) -> list[str]:
             "prefill and decode: leave one of them out"
         )
     return reasons
+
+
+def draft_reasons(flags: Any, hf_config: Any) -> list[str]:
+    """Why the checkpoint has no draft for the resolved flags that ask for one. hf_config: the target's."""
+    # SGLang resolves NEXTN to EAGLE, and the draft's path to the target's where none is given.
+    if flags.speculative_algorithm != "EAGLE":
+        return []
+    if flags.speculative_draft_model_path not in (None, flags.model_path):
+        return []
+    problem = geometry.Geometry.from_config(hf_config).draft_problem
+    return [f"--speculative-algorithm: config.json: {problem}: leave it out"] if problem else []
 
 
 def allow_overlap(original: Callable[..., None], server_args: Any, hf_config: Any) -> None:
@@ -213,6 +226,8 @@ def server_reasons(server_args: Any) -> list[str]:
 
     hf_config, flags = model_config_of(server_args).hf_config, resolving_view(server_args)
     of_model = model_reasons(hf_config)
-    of_capacity = [] if of_model else capacity_reasons(server_args, flags, hf_config)
     of_platform = platform_reasons(flags, envs.SGLANG_PLATFORM.get())
-    return of_model + flag_reasons(flags) + of_platform + of_capacity
+    found = of_model + flag_reasons(flags) + of_platform
+    if of_model:
+        return found
+    return found + draft_reasons(flags, hf_config) + capacity_reasons(server_args, flags, hf_config)

@@ -1,4 +1,4 @@
-"""Owns GLM-5.3's published config.json, as far as this package reads it."""
+"""Owns GLM-5.3's published config.json, as far as this package reads it, and flags that many tests give."""
 
 from __future__ import annotations
 
@@ -66,3 +66,9 @@ HARMLESS = {
     "moe_a2a_backend": "none",
     "speculative_algorithm": None,
 }
+
+
+def mtp(steps: int) -> list[str]:
+    """The flags of a chain of so many drafts a step."""
+    chosen = {"algorithm": "NEXTN", "eagle-topk": 1, "num-steps": steps, "num-draft-tokens": steps + 1}
+    return [word for name, value in chosen.items() for word in (f"--speculative-{name}", str(value))]

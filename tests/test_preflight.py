@@ -34,7 +34,13 @@ DEEPEP = HARMLESS | {
     "ep_num_redundant_experts": 0,
     "max_running_requests": 256,
 }
-EAGLE = {"speculative_algorithm": "EAGLE", "speculative_moe_a2a_backend": None, "speculative_eagle_topk": 1}
+EAGLE = {
+    "speculative_algorithm": "EAGLE",
+    "speculative_moe_a2a_backend": None,
+    "speculative_eagle_topk": 1,
+    "speculative_draft_model_path": None,
+    "model_path": "target",
+}
 CAPACITY = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
 
 
@@ -193,6 +199,13 @@ def test_a_reason_that_two_checks_give_is_listed_once():
             ],
         ),
         (
+            EAGLE | {"speculative_algorithm": "NGRAM", "speculative_eagle_topk": 10},
+            [
+                "--speculative-ngram-max-bfs-breadth 10: SGLang's sparse attention shows every row the "
+                "drafts before it, those of other branches too: use 1"
+            ],
+        ),
+        (
             {"enable_two_batch_overlap": True, "enable_mixed_chunk": True, "moe_a2a_backend": "deepep"},
             [
                 "--enable-two-batch-overlap with --enable-mixed-chunk: the overlap serves no batch that "
@@ -311,6 +324,32 @@ def test_a_server_is_judged_by_its_model_and_its_flags(no_seam_problem, override
         "config.json",
         "--use-ray",
     ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "config", "counts"),
+    [
+        (EAGLE, {"num_nextn_predict_layers": 0}, "num_nextn_predict_layers is 0, num_hidden_layers 78"),
+        (EAGLE, {"num_nextn_predict_layers": ...}, "num_nextn_predict_layers is 0, num_hidden_layers 78"),
+        (
+            EAGLE | {"speculative_draft_model_path": "target"},
+            {"num_nextn_predict_layers": 2},
+            "num_nextn_predict_layers is 2, num_hidden_layers 78",
+        ),
+        (EAGLE, {}, None),
+        (EAGLE | {"speculative_draft_model_path": "another"}, {"num_nextn_predict_layers": 0}, None),
+        (EAGLE | {"speculative_algorithm": "NGRAM"}, {"num_nextn_predict_layers": 0}, None),
+        ({}, {"num_nextn_predict_layers": 0}, None),
+    ],
+)
+def test_a_checkpoint_without_the_draft_that_is_asked_for(
+    no_seam_problem, override_base, deepep_capacity, flags, config, counts
+):
+    deepep_capacity(192)
+    wanted = "SGLang's MTP draft needs exactly 1, and at least 2: leave it out"
+    expected = [f"--speculative-algorithm: config.json: {counts}: {wanted}"] if counts else []
+    own = {"model_path": "target", "speculative_draft_model_path": None} | flags
+    assert preflight.server_reasons(_server(glm53(**config), moe_a2a_backend="none", **own)) == expected
 
 
 def test_nothing_is_read_through_an_accessor_that_moved(override_base, monkeypatch):

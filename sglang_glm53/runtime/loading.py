@@ -160,12 +160,8 @@ class _Unpadded:
 
 def _plan(model: Any, draft: bool, what: str) -> Plan:
     geometry = Geometry.from_config(_Unpadded(model.config))
-    # With one layer SGLang takes layer 0 for the MTP layer (deepseek_weight_loader.py:571).
-    if draft and (geometry.num_mtp_layers != 1 or geometry.num_layers == 1):
-        counts = (
-            f"num_nextn_predict_layers is {geometry.num_mtp_layers}, num_hidden_layers {geometry.num_layers}"
-        )
-        raise WeightLoadError(what, [f"{counts}: SGLang's MTP draft needs exactly 1, and at least 2"])
+    if draft and geometry.draft_problem:
+        raise WeightLoadError(what, [geometry.draft_problem])
     return sources.plan(model, geometry, draft=draft, location=get_global_expert_location_metadata())
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from sglang_glm53 import capacity, upstream
 from sglang_glm53.capacity import VARIABLE
+from tests.configs import mtp
 from tests.contract import scripts
 from tests.contract.resolver import GENERATIONS, MACHINES
 
@@ -14,14 +15,6 @@ SRT = upstream.root() / "srt"
 DP8 = ["--tp-size", "8", "--attn-dp-size", "8", "--moe-a2a-backend", "deepep"]
 REQUESTS = ["--max-running-requests", "256"]
 OVERLAP, MIXED = "--enable-two-batch-overlap", "--enable-mixed-chunk"
-
-
-def mtp(steps, draft_tokens):
-    words = "--speculative-algorithm EAGLE --speculative-eagle-topk 1"
-    return [
-        *words.split(),
-        *("--speculative-num-steps", str(steps), "--speculative-num-draft-tokens", str(draft_tokens)),
-    ]
 
 
 def tensor_parallel(**more):
@@ -173,10 +166,10 @@ def test_every_gpu_script_is_resolved():
     ("argv", "rows"),
     [
         pytest.param([], 32, id="no MTP"),
-        pytest.param(mtp(1, 2), 64, id="1-1-2"),
-        pytest.param(mtp(3, 4), 128, id="3-1-4"),
-        pytest.param(mtp(5, 6), 192, id="5-1-6"),
-        pytest.param([OVERLAP, *mtp(3, 4)], 128, id="3-1-4 with overlap"),
+        pytest.param(mtp(1), 64, id="1-1-2"),
+        pytest.param(mtp(3), 128, id="3-1-4"),
+        pytest.param(mtp(5), 192, id="5-1-6"),
+        pytest.param([OVERLAP, *mtp(3)], 128, id="3-1-4 with overlap"),
     ],
 )
 def test_the_rows_are_those_that_sglang_computes_for_other_dispatchers(resolver, argv, rows):
@@ -188,7 +181,7 @@ def test_the_rows_are_those_that_sglang_computes_for_other_dispatchers(resolver,
 
 
 def test_the_default_capacity_refuses_192_rows(resolver):
-    argv = [*DP8, *REQUESTS, *mtp(5, 6)]
+    argv = [*DP8, *REQUESTS, *mtp(5)]
     [reason] = resolver("H200").resolve(argv)["reasons"]
     assert reason == (
         f"{VARIABLE}=128, but a decode step has up to 192 rows on a rank (32 requests of 6 tokens): "
@@ -286,7 +279,7 @@ def test_one_rank_with_a_prefill_turns_every_rank_to_the_normal_kernels():
         ([MIXED], False),
         ([OVERLAP], False),
         ([MIXED, OVERLAP], True),
-        ([MIXED, OVERLAP, *mtp(3, 4)], True),
+        ([MIXED, OVERLAP, *mtp(3)], True),
     ],
 )
 def test_mixed_chunks_with_overlap(resolver, argv, refused):

@@ -15,7 +15,7 @@ import pytest
 from sglang_glm53 import __version__, hooks, upstream
 from sglang_glm53.preflight import model_reasons
 from sglang_glm53.testing.server import ENVIRONMENT, ServerError
-from tests.configs import FP8, glm53
+from tests.configs import FP8, glm53, mtp
 
 # A launch takes 25 s of CPU time, most of it SGLang's imports.
 SECONDS = 600
@@ -248,12 +248,26 @@ def test_no_guard_can_be_installed(launches):
     )
 
 
-def test_kernels_that_the_platform_does_not_run(serve, checkpoint):
-    with (
-        pytest.raises(ServerError) as error,
-        serve(checkpoint("default"), env={"GLM53_KERNELS": "cuda"}),
-    ):
+NO_DRAFT = (
+    "--speculative-algorithm: config.json: num_nextn_predict_layers is 0, num_hidden_layers 8: SGLang's MTP "
+    "draft needs exactly 1, and at least 2: leave it out"
+)
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "reason"),
+    [
+        (
+            (),
+            {"GLM53_KERNELS": "cuda"},
+            "GLM53_KERNELS=cuda needs a GPU, not cpu: use auto, torch or emulated",
+        ),
+        (mtp(3), {}, NO_DRAFT),
+    ],
+    ids=["kernels that the platform does not run", "no MTP layer"],
+)
+def test_a_server_is_refused_before_weights_load(flags, env, reason, serve, checkpoint):
+    with pytest.raises(ServerError) as error, serve(checkpoint("default"), *flags, env=env):
         pass
-    assert _reasons(error.value.log.rstrip()) == [
-        "GLM53_KERNELS=cuda needs a GPU, not cpu: use auto, torch or emulated"
-    ]
+    assert _reasons(error.value.log.rstrip()) == [reason]
+    assert "Load weight begin" not in error.value.log

@@ -11,6 +11,7 @@ import pytest
 
 from sglang_glm53.testing.compare import Continuation, compare_tokens
 from sglang_glm53.testing.spec import DRAFTS
+from tests.configs import mtp
 from tests.e2e.ahead import parameters, run_ahead
 from tests.e2e.asking import continuation, generate_all, prompt, tokens
 from tests.e2e.checkpoints import WITH_MTP
@@ -34,12 +35,6 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "DP 2 and EP 2, overlap": (*DP2, *OVERLAP),
 }
 ELSEWHERE = [shape for shape in SHAPES if shape != "TP 1"]
-
-
-def mtp(steps: int) -> tuple[str, ...]:
-    """The flags of so many drafts a step."""
-    chosen = {"algorithm": "NEXTN", "eagle-topk": 1, "num-steps": steps, "num-draft-tokens": steps + 1}
-    return tuple(word for name, value in chosen.items() for word in (f"--speculative-{name}", str(value)))
 
 
 def drafts(answers: list[dict[str, Any]]) -> tuple[int, int]:

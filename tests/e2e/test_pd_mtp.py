@@ -10,6 +10,7 @@ import pytest
 
 from sglang_glm53.testing.compare import Continuation, check_logprobs, compare_tokens, logprob_figures
 from sglang_glm53.testing.spec import DRAFTS
+from tests.configs import mtp
 from tests.e2e import faults, pairs
 from tests.e2e.ahead import run_ahead
 from tests.e2e.asking import continuation, generate_all, output_logprobs, prompt, tokens
@@ -21,7 +22,6 @@ from tests.e2e.test_mtp import (
     PERIOD,
     TP2,
     drafts,
-    mtp,
     recall_prompts,
     recalled,
 )
