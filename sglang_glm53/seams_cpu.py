@@ -116,6 +116,12 @@ CPU_SEAMS = (
         "base of the reference backend",
     ),
     Seam(
+        "sglang.srt.layers.attention.base_attn_backend.AttentionBackend.forward",
+        "method",
+        "(self, q, k, v, layer, forward_batch, save_kv_cache=..., **kwargs)",
+        "overridden: an idle rank's rows are zeros, not memory as it is",
+    ),
+    Seam(
         "sglang.kernels.fused_op.BaseFusedOp.register_oot_forward",
         "classmethod",
         "(cls, op_cls, fn, platform_key)",

@@ -161,6 +161,26 @@ class ReferenceBackend(AttentionBackend):  # type: ignore[misc]
 
     forward_extend = forward_decode = forward_mixed = _forward
 
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        layer: Any,
+        forward_batch: ForwardBatch,
+        save_kv_cache: bool = True,
+        **named: Any,
+    ) -> torch.Tensor:
+        """Upstream's choice by mode, but zeros for an idle attention-DP rank: upstream gives memory as it is.
+
+        Such a rank still has a row, and the experts which that row is routed to multiply one row more, which
+        rounds the others' products otherwise: the bits of an answer would depend on what the memory held.
+        """
+        if forward_batch.forward_mode.is_idle():
+            return q.new_zeros(q.shape[0], layer.tp_q_head_num * layer.v_head_dim)
+        out: torch.Tensor = super().forward(q, k, v, layer, forward_batch, save_kv_cache, **named)
+        return out
+
     def places(self, rows: torch.Tensor) -> dict[str, Any]:
         """How the positions of these rows become a selection, as arguments of indexer_topk. rows: int64."""
         form = form_of(self)

@@ -178,3 +178,16 @@ def test_no_selection_is_an_error():
     layer = SimpleNamespace(layer_id=5)
     with pytest.raises(RuntimeError, match="layer 5 has no selection"):
         ours.forward_decode(None, None, None, layer, None)
+
+
+def test_an_idle_ranks_row_is_zero():
+    ours = backend(Pool(torch.zeros(4, 576)), torch.zeros(1, 4).int())
+    batch = SimpleNamespace(forward_mode=ForwardMode.IDLE)
+    torch.use_deterministic_algorithms(True)
+    try:
+        # Memory that nobody wrote is NaN then.
+        assert torch.empty(1).isnan().all()
+        out = ours.forward(torch.ones(1, HEADS, 512), None, None, LAYER, batch, topk_indices=None)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert out.shape == (1, HEADS * 512) and (out == 0).all()
