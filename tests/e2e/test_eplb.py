@@ -59,12 +59,14 @@ def test_redundant_experts_give_the_same_logprobs(serve, checkpoint):
     torch.testing.assert_close(found[1], found[0], atol=1e-3, rtol=0)
 
 
+@pytest.mark.matrix
 def test_a_rebalance_keeps_the_logprobs(rebalanced):
     before, after, log = rebalanced("")
     assert MOVED.search(log)
     torch.testing.assert_close(after, before, atol=1e-3, rtol=0)
 
 
+@pytest.mark.matrix
 def test_experts_that_stay_where_they_were_are_noticed(rebalanced):
     before, after, log = rebalanced("experts_stay")
     assert MOVED.search(log)

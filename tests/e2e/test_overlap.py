@@ -32,7 +32,12 @@ SHAPES = {
     "DP 2 and EP 2, overlap": (*DP2, *OVERLAP),
     "DP 2 and EP 2, overlap, chunks": (*DP2, *OVERLAP, *CHUNKS),
 }
-OVERLAPPING = [shape for shape in SHAPES if "overlap" in shape]
+# By default each way to overlap runs once; what differs by chunks, or has no overlap, is for the matrix.
+CASES = [
+    pytest.param(shape, marks=() if shape.endswith("overlap") else pytest.mark.matrix) for shape in SHAPES
+]
+OVERLAPPING = [case for shape, case in zip(SHAPES, CASES, strict=True) if "overlap" in shape]
+ALONE = [case for shape, case in zip(SHAPES, CASES, strict=True) if "overlap" not in shape]
 ONE, TWO = "TP 2 and EP 2, overlap", "DP 2 and EP 2, overlap"
 # What a fault does: the layer refuses, the server reads past its batch, or other tokens come out.
 FAULTS = {
@@ -89,7 +94,7 @@ def answers(request, serve, checkpoint) -> Iterator[Callable[..., Answers]]:
         yield lambda shape, mutation="": result(shape, mutation)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", CASES)
 def test_the_same_tokens(shape, answers, reference):
     found = answers(shape)
     compare_tokens(found.alone, reference[::3])
@@ -112,7 +117,7 @@ def test_the_overlap_ran(shape, answers):
             assert ran["EXTEND"] + ran["DECODE"] >= 0.9 * eligible
 
 
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES if "overlap" not in shape])
+@pytest.mark.parametrize("shape", ALONE)
 def test_without_the_flag_nothing_overlaps(shape, answers):
     for overlap in answers(shape).overlap:
         assert (overlap["state"], overlap["overlapped"], overlap["alone"]) == ("off", {}, {})

@@ -23,7 +23,7 @@ def critical_seconds(server: Server) -> float:
     return critical
 
 
-@pytest.mark.parametrize("model_impl", ["glm53", "auto"])
+@pytest.mark.parametrize("model_impl", ["glm53", pytest.param("auto", marks=pytest.mark.matrix)])
 def test_a_stock_start_is_ready_in_time(model_impl, checkpoint, folder, zygote):
     args = ["--model-path", str(checkpoint("default")), "--model-impl", model_impl, "--skip-server-warmup"]
     for turn in range(STARTS):
