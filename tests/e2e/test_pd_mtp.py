@@ -75,7 +75,7 @@ def reference(serve, checkpoint) -> list[Continuation]:
 
 
 @pytest.fixture(scope="module")
-def answers(request, serve, checkpoint) -> Iterator[Callable[[str], Answers]]:
+def answers(serve, checkpoint) -> Iterator[Callable[[str], Answers]]:
     """shape -> what such a pair answers."""
 
     def ask(shape: str) -> Answers:
@@ -89,7 +89,7 @@ def answers(request, serve, checkpoint) -> Iterator[Callable[[str], Answers]]:
 
     # A pair keeps both cores busy.
     with run_ahead(ask, [], workers=1) as result:
-        yield lambda shape: result(shape)
+        yield result
 
 
 @pytest.mark.parametrize("shape", SHAPES)
