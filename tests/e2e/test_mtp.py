@@ -17,6 +17,7 @@ from tests.e2e.asking import continuation, generate_all, prompt, tokens
 from tests.e2e.checkpoints import WITH_MTP
 
 NEW_TOKENS = 12
+STEPS = (1, 3, 5)
 # Below, around and past index_topk, which is 64.
 PROMPTS = [prompt(5 + 4 * i) for i in range(50)]
 BATCH = PROMPTS[::3][:16]
@@ -76,9 +77,17 @@ def reference(serve, checkpoint) -> list[Continuation]:
 
 
 @pytest.fixture(scope="module")
-def fifty(serve, checkpoint) -> list[Continuation]:
-    """The answers to all prompts."""
-    return without_mtp(serve, checkpoint("mtp"), PROMPTS)
+def fifty(serve, checkpoint) -> Iterator[Callable[[int], list[Any]]]:
+    """steps -> the tokens of all prompts, each by itself; 0 -> the answers of a server without."""
+
+    def ask(steps: int) -> list[Any]:
+        if not steps:
+            return without_mtp(serve, checkpoint("mtp"), PROMPTS)
+        with serve(checkpoint("mtp"), *FLOAT32, *mtp(steps)) as server:
+            return tokens([server.generate(one, NEW_TOKENS) for one in PROMPTS])
+
+    with run_ahead(ask, [(steps,) for steps in (0, *STEPS)]) as result:
+        yield result
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +123,7 @@ def case(shape: str, steps: int) -> Any:
     )
 
 
-CASES = [*(case("TP 1", steps) for steps in (1, 3, 5)), *(case(shape, 3) for shape in ELSEWHERE)]
+CASES = [*(case("TP 1", steps) for steps in STEPS), *(case(shape, 3) for shape in ELSEWHERE)]
 
 
 @pytest.mark.parametrize(("shape", "steps"), CASES)
@@ -150,11 +159,9 @@ def test_drafts_were_accepted_and_refused(shape, steps, answers):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("steps", [1, 3, 5])
-def test_fifty_prompts_by_themselves(steps, serve, checkpoint, fifty):
-    with serve(checkpoint("mtp"), *FLOAT32, *mtp(steps)) as server:
-        found = [server.generate(one, NEW_TOKENS) for one in PROMPTS]
-    compare_tokens(tokens(found), fifty)
+@pytest.mark.parametrize("steps", STEPS)
+def test_fifty_prompts_by_themselves(steps, fifty):
+    compare_tokens(fifty(steps), fifty(0))
 
 
 @pytest.mark.matrix
