@@ -164,11 +164,11 @@ class ReferenceBackend(AttentionBackend):  # type: ignore[misc]
     def forward(
         self,
         q: torch.Tensor,
-        k: torch.Tensor | None,
-        v: torch.Tensor | None,
+        k: Any,
+        v: Any,
         layer: Any,
         forward_batch: ForwardBatch,
-        save_kv_cache: bool = True,
+        *rest: Any,
         **named: Any,
     ) -> torch.Tensor:
         """Upstream's choice by mode, but zeros for an idle attention-DP rank: upstream gives memory as it is.
@@ -178,7 +178,7 @@ class ReferenceBackend(AttentionBackend):  # type: ignore[misc]
         """
         if forward_batch.forward_mode.is_idle():
             return q.new_zeros(q.shape[0], layer.tp_q_head_num * layer.v_head_dim)
-        out: torch.Tensor = super().forward(q, k, v, layer, forward_batch, save_kv_cache, **named)
+        out: torch.Tensor = super().forward(q, k, v, layer, forward_batch, *rest, **named)
         return out
 
     def places(self, rows: torch.Tensor) -> dict[str, Any]:
