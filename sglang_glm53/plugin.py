@@ -20,8 +20,8 @@ from typing import Any
 from sglang_glm53 import IMPL, PLATFORM_NAME
 
 CLASSES = {
-    "GlmMoeDsaForCausalLM": "sglang_glm53.runtime.model:Glm53ForCausalLM",
-    "GlmMoeDsaForCausalLMNextN": "sglang_glm53.runtime.nextn:Glm53ForCausalLMNextN",
+    "GlmMoeDsaForCausalLM": "sglang_glm53.model.model:Glm53ForCausalLM",
+    "GlmMoeDsaForCausalLMNextN": "sglang_glm53.model.nextn:Glm53ForCausalLMNextN",
 }
 _LOADER = "sglang.srt.model_loader.utils"
 
@@ -82,7 +82,7 @@ def _guard(module_name: str, name: str, guard: Callable[..., Any]) -> None:
 
 def _check_server_args(original: Callable[[Any], Any], server_args: Any) -> Any:
     if server_args.model_impl == IMPL:
-        from sglang_glm53 import preflight
+        from sglang_glm53.serving import preflight
 
         preflight.refuse_if([*select(), *preflight.server_reasons(server_args)])
     return original(server_args)
@@ -93,7 +93,7 @@ def _get_model_architecture(original: Callable[[Any], Any], model_config: Any) -
     is_draft = model_config.is_draft_model
     if model_config.model_impl != IMPL or (is_draft and architecture not in CLASSES):
         return stock, architecture
-    from sglang_glm53 import preflight
+    from sglang_glm53.serving import preflight
 
     preflight.refuse_if([*select(), *preflight.model_reasons(model_config.hf_config, is_draft=is_draft)])
     ours = pkgutil.resolve_name(CLASSES[architecture]) if architecture in CLASSES else object
@@ -113,7 +113,7 @@ def select() -> tuple[str, ...]:
 
 
 def _turn_on() -> None:
-    from sglang_glm53 import hooks, preflight
+    from sglang_glm53.serving import hooks, preflight
 
     announce()
     _failures.extend(preflight.package_reasons(_groups()))
@@ -127,7 +127,7 @@ def _turn_on() -> None:
 
 def _prepare() -> None:
     """Register what must be in place while arguments are resolved; SGLang applies it next."""
-    from sglang_glm53 import hooks
+    from sglang_glm53.serving import hooks
 
     hooks.register("guard")
     if "cpu" in _groups():
@@ -145,7 +145,8 @@ def _groups() -> list[Any]:
 @functools.cache
 def announce() -> None:
     """Say once per process what is on; a server's process on stderr, for SGLang configures its log later."""
-    from sglang_glm53 import __version__, hooks, preflight, upstream
+    from sglang_glm53 import __version__, upstream
+    from sglang_glm53.serving import hooks, preflight
 
     line = (
         f"sglang-glm53 {__version__}: SGLang {upstream.version()}, seams {hooks.fingerprint()}, "

@@ -21,6 +21,24 @@ def registry(monkeypatch):
     return module.HookRegistry
 
 
+@pytest.fixture
+def choose(monkeypatch):
+    """choose(kernels, disable) sets the two variables until the test ends; declines count from 0."""
+    from sglang_glm53.kernels import backend
+
+    def set_choice(kernels="auto", disable=""):
+        monkeypatch.setenv("GLM53_KERNELS", kernels)
+        monkeypatch.setenv("GLM53_DISABLE", disable)
+        backend.settings.cache_clear()
+
+    backend.declined.clear()
+    set_choice()
+    yield set_choice
+    backend.declined.clear()
+    monkeypatch.undo()
+    backend.settings.cache_clear()
+
+
 def pytest_addoption(parser):
     """What `make soak` changes of tests/e2e/test_pd_faults.py."""
     parser.addoption("--injections", type=int, default=3, help="how often each fault strikes a pair")

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 import sglang_glm53
-from sglang_glm53 import hooks, plugin, upstream
-from sglang_glm53.hooks import Hook
-from sglang_glm53.preflight import RefusedError
+from sglang_glm53 import plugin, serving, upstream
+from sglang_glm53.serving import hooks
+from sglang_glm53.serving.hooks import Hook
+from sglang_glm53.serving.preflight import RefusedError
 from tests.configs import HARMLESS, glm53
 
 HERE = __name__
@@ -311,8 +312,8 @@ def test_a_handler_that_does_not_import_is_a_reason(fake, registry, monkeypatch)
 
 
 def test_a_module_of_ours_that_does_not_import_stops_the_start(fake, registry, monkeypatch):
-    monkeypatch.delattr(sglang_glm53, "preflight")
-    monkeypatch.setitem(sys.modules, "sglang_glm53.preflight", None)
+    monkeypatch.delattr(serving, "preflight")
+    monkeypatch.setitem(sys.modules, "sglang_glm53.serving.preflight", None)
     fake.load_loader()
     load_plugins(registry)
     for call in (

@@ -12,11 +12,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sglang_glm53 import __version__
-from sglang_glm53.cards import CARDS
+from sglang_glm53.kernels.cards import CARDS
 
 if TYPE_CHECKING:
-    from sglang_glm53.testing.bench import Point
-    from sglang_glm53.testing.bench_device import CudaDevice
+    from sglang_glm53.bench.device import CudaDevice
+    from sglang_glm53.bench.measure import Point
 
 REPEATS, REPEATS_QUICK = 15, 7
 
@@ -29,25 +29,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _grids() -> dict[str, Callable[..., list[Point]]]:
-    from sglang_glm53.testing import bench_norm, bench_topk
+    from sglang_glm53.bench import add_rmsnorm_quant, indexer_topk
 
-    return {"add_rmsnorm_quant": bench_norm.points, "indexer_topk": bench_topk.points}
+    return {"add_rmsnorm_quant": add_rmsnorm_quant.points, "indexer_topk": indexer_topk.points}
 
 
 def _measure(args: argparse.Namespace, device: CudaDevice) -> dict[str, Any]:
     """Everything that is printed, as the JSON object; progress goes to stderr."""
-    from sglang_glm53.testing import bench
+    from sglang_glm53.bench import measure
 
     stems = [args.kernel] if args.kernel else list(CARDS)
     points = [point for stem in stems for point in _grids()[stem](args.quick, device.device)]
     repeats = REPEATS_QUICK if args.quick else REPEATS
     started = datetime.datetime.now(datetime.UTC)
-    floors = bench.measure_floors(device, repeats)
+    floors = measure.measure_floors(device, repeats)
     machine = device.describe()
     rows, left_out = [], []
     for number, point in enumerate(points, 1):
         print(f"[{number}/{len(points)}] {point.kernel} {point.shape}", file=sys.stderr, flush=True)
-        found, missing = bench.measure(point, device, floors, repeats)
+        found, missing = measure.measure(point, device, floors, repeats)
         rows += found
         left_out += missing
     seconds = (datetime.datetime.now(datetime.UTC) - started).total_seconds()
@@ -59,7 +59,7 @@ def _measure(args: argparse.Namespace, device: CudaDevice) -> dict[str, Any]:
         "machine": machine,
         "machine_at_the_end": device.describe(),
         "l2_bytes": device.l2_bytes,
-        "l2_turns": bench.L2_TURNS,
+        "l2_turns": measure.L2_TURNS,
         "repeats": repeats,
         "floors": asdict(floors),
         "rows": [asdict(row) for row in rows],
@@ -68,7 +68,7 @@ def _measure(args: argparse.Namespace, device: CudaDevice) -> dict[str, Any]:
 
 
 def _print(found: dict[str, Any]) -> None:
-    from sglang_glm53.testing import bench
+    from sglang_glm53.bench import measure
 
     floors = found["floors"]
     print(f"{found['command']}  (sglang-glm53 {found['version']}, {found['date']}, {found['seconds']} s)")
@@ -83,8 +83,8 @@ def _print(found: dict[str, Any]) -> None:
     )
     print("x peer: a peer's time over ours; on our own line the fastest peer's")
     print()
-    print("\n".join(bench.table(bench.Row(**row) for row in found["rows"])))
-    missing = bench.reasons(bench.LeftOut(**absent) for absent in found["left_out"])
+    print("\n".join(measure.table(measure.Row(**row) for row in found["rows"])))
+    missing = measure.reasons(measure.LeftOut(**absent) for absent in found["left_out"])
     if missing:
         print()
         print("\n".join(missing))
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     The exit status is 1 without a GPU for it, when a kernel of ours did not run, and when a peer has another
     result; a peer that is missing is only named.
     """
-    from sglang_glm53.testing import bench_device
+    from sglang_glm53.bench import device as bench_device
 
     try:
         device = bench_device.CudaDevice()

@@ -17,8 +17,10 @@ from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 
-from sglang_glm53 import __version__, config, hooks, jit, upstream
-from sglang_glm53.cards import STEMS
+from sglang_glm53 import __version__, config, upstream
+from sglang_glm53.kernels import jit
+from sglang_glm53.kernels.cards import STEMS
+from sglang_glm53.serving import hooks
 
 OK, WARN, FAIL = "ok", "warn", "FAIL"
 PLUGIN, PLATFORM = "glm53", "glm53_cpu"

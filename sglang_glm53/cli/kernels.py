@@ -9,8 +9,9 @@ import sys
 import time
 from typing import Any
 
-from sglang_glm53 import geometry, jit
-from sglang_glm53.cards import CARDS, EXAMPLE_ROWS, KernelCard, markdown
+from sglang_glm53 import geometry
+from sglang_glm53.kernels import jit
+from sglang_glm53.kernels.cards import CARDS, EXAMPLE_ROWS, KernelCard, markdown
 
 # What the symbols of the cards are in GLM-5.3; W is one context length of many.
 SIZES = {"H": geometry.HIDDEN, "W": 131072, "k": geometry.MAX_INDEX_TOPK}
@@ -68,7 +69,7 @@ def _print_card(card: KernelCard) -> None:
 
 def _build(stem: str, architecture: str) -> tuple[float, str]:
     """Seconds, and the complaint when it did not compile."""
-    code = f"from sglang_glm53 import jit; jit.build({stem!r}, {architecture!r})"
+    code = f"from sglang_glm53.kernels import jit; jit.build({stem!r}, {architecture!r})"
     start = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     return time.monotonic() - start, done.stderr.strip() if done.returncode else ""

@@ -8,8 +8,8 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
-from sglang_glm53.testing.checkpoint import SpecError, TinySpec, Written, write
-from sglang_glm53.testing.spec import flag
+from sglang_glm53.tiny.checkpoint import SpecError, TinySpec, Written, write
+from sglang_glm53.tiny.sizes import flag
 
 HELP = {
     "layers": "decoder layers; the first 3 are dense",

@@ -15,7 +15,7 @@ from sglang.srt.layers.quantization.fp8 import Fp8Config, Fp8LinearMethod, Fp8Mo
 
 from sglang_glm53.cpu.moe import routed_experts
 from sglang_glm53.geometry import FP8_BLOCK, FP8_MAX
-from sglang_glm53.ops.quantise import ScaleLayout
+from sglang_glm53.kernels.fp8 import ScaleLayout
 
 FP8 = torch.float8_e4m3fn
 GROUP = 128
@@ -67,7 +67,7 @@ class _LinearMethod(Fp8LinearMethod):  # type: ignore[misc]
         layer.reference_weight = dequantise_blocks(layer.weight.data, layer.weight_scale_inv.data)
 
     def apply(self, layer: Any, x: Any, bias: torch.Tensor | None = None) -> torch.Tensor:
-        # A pair of values and scales is a bf16 tensor that a norm has quantised (runtime/boundary.py).
+        # A pair of values and scales is a bf16 tensor that a norm has quantised (boundary/fused_norm.py).
         prequantised = isinstance(x, tuple)
         served = dequantise_activation(*x) if prequantised else as_served(x)
         dtype = torch.bfloat16 if prequantised else x.dtype

@@ -11,7 +11,7 @@ from sglang.srt.model_executor.forward_context import get_attn_backend
 
 from sglang_glm53.cpu.attention import ReferenceBackend, RowPlan
 from sglang_glm53.cpu.layout import quantise_index
-from sglang_glm53.ops.indexer_topk import indexer_topk
+from sglang_glm53.kernels.indexer_topk import indexer_topk
 
 # Bounds the per-head scores of one step, [requests, rows, heads, positions] float32.
 SCORE_BYTES = 32 << 20

@@ -17,7 +17,7 @@ def register_ops() -> None:
     from sglang_glm53.cpu.indexer import indexer_forward
     from sglang_glm53.cpu.moe import unquantised_experts
     from sglang_glm53.cpu.speculative import set_sampling
-    from sglang_glm53.runtime.indexer import Glm53Indexer
+    from sglang_glm53.model.indexer import Glm53Indexer
 
     ATTENTION_BACKENDS["dsa"] = ReferenceBackend
     key = current_platform.get_dispatch_key_name()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sglang_glm53 import jit
+from sglang_glm53.kernels import jit
 
 # address: AddressSanitizer and UBSan. thread: ThreadSanitizer, which sees each CUDA thread as one of its own.
 CHECKS = {

@@ -5,11 +5,11 @@ import json
 
 import pytest
 
-from sglang_glm53.cards import CARDS
+from sglang_glm53.bench import device
+from sglang_glm53.bench.measure import OURS, Row
 from sglang_glm53.cli import bench
-from sglang_glm53.testing import bench_device
-from sglang_glm53.testing.bench import OURS, Row
-from tests.testing.fake_bench import COPY_RATE, EMPTY, FakeDevice, contender, point
+from sglang_glm53.kernels.cards import CARDS
+from tests.bench.fake_bench import COPY_RATE, EMPTY, FakeDevice, contender, point
 
 
 def _run(*flags):
@@ -38,13 +38,13 @@ class Session:
 @pytest.fixture
 def session(monkeypatch):
     session = Session()
-    monkeypatch.setattr(bench_device, "CudaDevice", lambda: session.device)
+    monkeypatch.setattr(device, "CudaDevice", lambda: session.device)
     monkeypatch.setattr(bench, "_grids", lambda: dict.fromkeys(CARDS, session.points))
     return session
 
 
 def test_without_a_gpu_one_line_says_what_is_needed(capsys, monkeypatch):
-    monkeypatch.setattr(bench_device.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(device.torch.cuda, "is_available", lambda: False)
     assert _run() == 1
     printed = capsys.readouterr()
     assert printed.out == ""

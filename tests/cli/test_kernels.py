@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from sglang_glm53.cards import CARDS, markdown
 from sglang_glm53.cli import kernels
+from sglang_glm53.kernels.cards import CARDS, markdown
 
 
 def _run(*flags):
@@ -63,7 +63,7 @@ def builds(monkeypatch):
 def test_builds_each_kernel_for_each_architecture(builds, capsys):
     assert _run("--build", "sm_90a", "sm_103a") == 0
     assert builds == [
-        f"from sglang_glm53 import jit; jit.build('{stem}', '{arch}')"
+        f"from sglang_glm53.kernels import jit; jit.build('{stem}', '{arch}')"
         for stem in CARDS
         for arch in ("sm_90a", "sm_103a")
     ]

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from sglang_glm53.cli import main, tiny
-from sglang_glm53.testing.checkpoint import TinySpec, write
+from sglang_glm53.tiny.checkpoint import TinySpec, write
 
 SMALL = [
     *("--layers", "4", "--hidden", "128", "--heads", "2", "--experts", "2", "--index-heads", "8"),

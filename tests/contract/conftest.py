@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.contract.resolver import Resolver
-from tests.launches import harness
+from tests.kernel_entries import harness
 
 WORKER = """
 import argparse, contextlib, json, os, sys

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.launches import harness
+from tests.kernel_entries import harness
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
@@ -60,7 +60,7 @@ class Resolver:
     """
 
     def __init__(self, generation: str, folder: Path) -> None:
-        from sglang_glm53.testing import spec
+        from sglang_glm53.tiny import sizes as spec
         from tests import configs
 
         self.model = folder / "model"
@@ -131,7 +131,7 @@ def _resolve(argv: list[str]) -> dict[str, Any]:
     from sglang.srt.layers.moe.utils import DeepEPMode
     from sglang.srt.server_args import prepare_server_args
 
-    from sglang_glm53 import capacity, preflight
+    from sglang_glm53.serving import deepep_capacity, preflight
 
     warnings = _Warnings()
     args = prepare_server_args(argv)
@@ -155,7 +155,9 @@ def _resolve(argv: list[str]) -> dict[str, Any]:
         },
         "modes": {"prefill": mode.resolve(True).value, "decode": mode.resolve(False).value},
         "capacity": envs.SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK.get(),
-        "steps": [(step.name, step.rows) for step in capacity.steps(flags, draft_tokens, chunk_tokens)],
+        "steps": [
+            (step.name, step.rows) for step in deepep_capacity.steps(flags, draft_tokens, chunk_tokens)
+        ],
         "reasons": reasons,
         "warnings": warnings.lines,
     }
@@ -166,7 +168,7 @@ def _answer(question: dict[str, Any]) -> Any:
         from deep_ep import Buffer
 
         return [Buffer.get_low_latency_rdma_size_hint(*sizes) for sizes in question["deepep"]]
-    from tests.launches import fake_cuda
+    from tests.kernel_entries import fake_cuda
 
     fake_cuda.install(*MACHINES[question["machine"]])
     os.environ.update(question["environment"])
@@ -197,7 +199,7 @@ def main() -> None:
     """Import what every case uses, then answer the cases."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # SGLang prints; only answers may reach the caller.
-    from tests.launches import fake_cuda
+    from tests.kernel_entries import fake_cuda
 
     fake_cuda.install(*MACHINES[sys.argv[1]])
     import sglang.srt.arg_groups.expert_pack_hook
@@ -207,7 +209,7 @@ def main() -> None:
     import torch
     from sglang.srt.plugins.hook_registry import HookRegistry
 
-    from sglang_glm53 import hooks
+    from sglang_glm53.serving import hooks
 
     hooks.problems(("guard",))  # Kept, so that no child parses SGLang's source again.
     torch.set_num_threads(1)  # ATen's pool of threads does not survive a fork.

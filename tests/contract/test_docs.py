@@ -11,11 +11,13 @@ import pytest
 from sglang_glm53 import cli
 
 ROOT = Path(__file__).resolve().parents[2]
+DATED = re.compile(r"\d{4}-\d\d-\d\d-")
 UPSTREAM = Path(importlib.util.find_spec("sglang").origin).parent
 DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
+    # A dated measurement stays as it was written, whatever has moved since.
+    *sorted(path for path in (ROOT / "docs").rglob("*.md") if not DATED.match(path.name)),
     *sorted((ROOT / "launch").iterdir()),
 ]
 README_LINES = 120

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_glm53.cards import CARDS
-from sglang_glm53.jit import ARCHITECTURES, csrc_dir, include_dirs
+from sglang_glm53.kernels.cards import CARDS
+from sglang_glm53.kernels.jit import ARCHITECTURES, csrc_dir, include_dirs
 
 # Upper bounds, over the architectures, of what `compiler` gives. Stack and spills are zero without a budget.
 BUDGET = json.loads((Path(__file__).parent / "kernel_budget.json").read_text())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_glm53.capacity import VARIABLE
+from sglang_glm53.serving.deepep_capacity import VARIABLE
 from tests.contract import scripts
 
 MAX_LINES = 30

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from sglang_glm53 import geometry
-from sglang_glm53.jit import csrc_dir
+from sglang_glm53.kernels.jit import csrc_dir
 
 HEADER = csrc_dir() / "include" / "glm53" / "layout.cuh"
 CONSTANT = re.compile(r"^constexpr int (k\w+) = (.+);$", re.MULTILINE)

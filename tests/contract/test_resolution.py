@@ -5,8 +5,9 @@ import re
 
 import pytest
 
-from sglang_glm53 import capacity, upstream
-from sglang_glm53.capacity import VARIABLE
+from sglang_glm53 import upstream
+from sglang_glm53.serving import deepep_capacity
+from sglang_glm53.serving.deepep_capacity import VARIABLE
 from tests.configs import mtp
 from tests.contract import scripts
 from tests.contract.resolver import GENERATIONS, MACHINES
@@ -312,14 +313,14 @@ def test_deepep_states_the_same_bytes(resolver):
         for hidden in (2048, 6144, 7168)
         for ranks, experts in ((2, 8), (8, 256), (16, 288), (32, 320))
     ]
-    ours = [capacity.low_latency_bytes(room, hidden, experts) for room, hidden, _, experts in sizes]
+    ours = [deepep_capacity.low_latency_bytes(room, hidden, experts) for room, hidden, _, experts in sizes]
     assert resolver("H200").deepep_bytes(sizes) == ours
 
 
 def test_sglang_asserts_the_same_limit():
     text = _source("layers/moe/token_dispatcher/deepep.py", "_DeepEPDispatcherImplBase", "__init__")
     [limit] = re.findall(r"assert self\.num_max_dispatch_tokens_per_rank <= (\d+)", text)
-    assert int(limit) == capacity.LIMIT
+    assert int(limit) == deepep_capacity.LIMIT
 
 
 def test_both_halves_of_the_overlap_are_captured_alike():

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_glm53 import geometry, hooks, upstream
-from sglang_glm53.seams import SEAMS
+from sglang_glm53 import geometry, upstream
+from sglang_glm53.serving import hooks
+from sglang_glm53.serving.seams import SEAMS
 from tests.configs import glm53
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,7 +68,7 @@ def test_the_ledger_lists_exactly_the_seams():
 
 def test_checking_imports_nothing_of_sglang():
     code = (
-        "import sys; from sglang_glm53 import hooks; hooks.problems(); hooks.fingerprint(); "
+        "import sys; from sglang_glm53.serving import hooks; hooks.problems(); hooks.fingerprint(); "
         "print(sorted({'sglang', 'torch', 'transformers'} & set(sys.modules)))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

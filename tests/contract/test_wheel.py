@@ -16,7 +16,7 @@ SUMMARY = """
 import json, sys
 from importlib.metadata import entry_points, requires
 import sglang_glm53
-from sglang_glm53.jit import csrc_dir
+from sglang_glm53.kernels.jit import csrc_dir
 loaded = sorted({"torch", "sglang"} & set(sys.modules))
 groups = ("sglang.srt.plugins", "sglang.srt.platforms", "console_scripts")
 points = {}

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sglang_glm53.geometry import Geometry
-from sglang_glm53.testing.checkpoint import INDEX_FILE, TinySpec
-from sglang_glm53.testing.spec import config
+from sglang_glm53.tiny.checkpoint import INDEX_FILE, TinySpec
+from sglang_glm53.tiny.sizes import config
 
 # Every one has 32 index heads: with few, ReLU leaves exact ties among the index scores.
 CHECKPOINTS = {

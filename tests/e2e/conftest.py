@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sglang_glm53.testing.checkpoint import write
 from sglang_glm53.testing.oracle import Oracle
 from sglang_glm53.testing.server import Server, Zygote
+from sglang_glm53.tiny.checkpoint import write
 from tests.e2e.checkpoints import CHECKPOINTS, WITH_MTP
 
 ROOT = Path(__file__).parents[2]

@@ -49,7 +49,7 @@ def wrong_rope_style() -> None:
 def wrong_index_group() -> None:
     """Give every shared layer the selection of layer 0 instead of its own group's."""
     from sglang_glm53.cpu import indexer
-    from sglang_glm53.runtime.attention import Glm53Attention
+    from sglang_glm53.model.attention import Glm53Attention
 
     select, prepare = indexer._select_rows, Glm53Attention.forward_absorb_prepare
     first: list[Any] = [None]
@@ -85,7 +85,7 @@ def index_norm_epsilon() -> None:
 
 def no_routing_bias() -> None:
     """Choose experts by their scores alone."""
-    from sglang_glm53.runtime.model import Glm53ForCausalLM
+    from sglang_glm53.model.model import Glm53ForCausalLM
 
     original = Glm53ForCausalLM.load_weights
 
@@ -187,9 +187,9 @@ def one_scale_for_all_groups() -> None:
 
 def stale_fp8_form() -> None:
     """Attach to a norm's output the FP8 form of the last output of its shape."""
-    from sglang_glm53.runtime import prequantised
+    from sglang_glm53.boundary import producers
 
-    make = prequantised.MAKERS["torch"]
+    make = producers.MAKERS["torch"]
     last: dict[torch.Size, Any] = {}
 
     def make_stale(*args: Any) -> Any:
@@ -197,20 +197,20 @@ def stale_fp8_form() -> None:
         stale, last[y.shape] = last.get(y.shape, own), own
         return y, residual, stale
 
-    prequantised.MAKERS["torch"] = make_stale
+    producers.MAKERS["torch"] = make_stale
 
 
 def unnoticed_stale_fp8_form() -> None:
     """The same, with the check of every take left out."""
-    from sglang_glm53.runtime import boundary
+    from sglang_glm53.boundary import fused_norm
 
-    boundary.describes = lambda quantised, x: True
+    fused_norm.describes = lambda quantised, x: True
     stale_fp8_form()
 
 
 def copied_outputs() -> None:
     """Give on a copy of each norm's output, which carries no FP8 form; no fault, projections must cope."""
-    from sglang_glm53.runtime.boundary import Site
+    from sglang_glm53.boundary.fused_norm import Site
 
     normalise = Site.normalise
 
@@ -299,9 +299,9 @@ def no_index_transfer() -> None:
 
 def each_field_in_turn() -> None:
     """A decode states another value for one field of its contract, the next field at each comparison."""
-    from sglang_glm53.runtime import pd_exchange
+    from sglang_glm53.disaggregation import exchange
 
-    original = pd_exchange.own_contract
+    original = exchange.own_contract
     fields: list[str] = []
 
     def own_contract(manager: Any) -> Any:
@@ -318,7 +318,7 @@ def each_field_in_turn() -> None:
         )
         return dataclasses.replace(contract, **{name: other})
 
-    pd_exchange.own_contract = own_contract
+    exchange.own_contract = own_contract
 
 
 def faulty_transfers() -> None:

@@ -38,7 +38,7 @@ def seed_of_the_row_before() -> None:
 
 def hidden_state_before_the_norm() -> None:
     """Recycle the draft's hidden state without its final norm; the scale is the next norm's to remove."""
-    from sglang_glm53.runtime.nextn import Glm53ForCausalLMNextN
+    from sglang_glm53.model.nextn import Glm53ForCausalLMNextN
 
     original = Glm53ForCausalLMNextN.forward
 

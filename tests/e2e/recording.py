@@ -93,7 +93,7 @@ def _recorded(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 def record() -> None:
     """Write down every collective of two ranks or more, and every forward of the model."""
-    from sglang_glm53.runtime.model import Glm53Model
+    from sglang_glm53.model.model import Glm53Model
 
     for name in COLLECTIVES:
         setattr(dist.ProcessGroup, name, _recorded(name, getattr(dist.ProcessGroup, name)))

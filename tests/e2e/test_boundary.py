@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from sglang_glm53.cards import CARDS
-from sglang_glm53.testing.checkpoint import TinySpec, write
+from sglang_glm53.kernels.cards import CARDS
 from sglang_glm53.testing.compare import check_logprobs, logprob_figures
 from sglang_glm53.testing.server import Server, ServerError
+from sglang_glm53.tiny.checkpoint import TinySpec, write
 from tests.e2e.ahead import parameters, run_ahead
 from tests.e2e.asking import prompt
 from tests.e2e.checkpoints import geometry
@@ -98,7 +98,7 @@ def kernel(request) -> None:
         return
     if shutil.which("c++") is None:
         pytest.skip("no host C++ compiler: the emulated kernels cannot be built")
-    code = f"from sglang_glm53 import jit; [jit.emulated_module(stem) for stem in {list(CARDS)}]"
+    code = f"from sglang_glm53.kernels import jit; [jit.emulated_module(stem) for stem in {list(CARDS)}]"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from sglang_glm53.tensors import SCALE_SUFFIX
-from sglang_glm53.testing.checkpoint import TinySpec, write
 from sglang_glm53.testing.compare import check_logprobs, logprob_figures
 from sglang_glm53.testing.server import ServerError
+from sglang_glm53.tiny.checkpoint import TinySpec, write
+from sglang_glm53.weights.stored_tensors import SCALE_SUFFIX
 from tests.e2e.asking import generate_all, prompt, score_all, tokens
 from tests.e2e.checkpoints import spoil
 

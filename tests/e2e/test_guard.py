@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from sglang_glm53 import __version__, hooks, upstream
-from sglang_glm53.preflight import model_reasons
+from sglang_glm53 import __version__, upstream
+from sglang_glm53.serving import hooks
+from sglang_glm53.serving.preflight import model_reasons
 from sglang_glm53.testing.server import ENVIRONMENT, ServerError
 from tests.configs import FP8, glm53, mtp
 
@@ -95,7 +96,7 @@ def test_another_implementation_gets_what_stock_returns(process):
 
 
 def test_ours_gets_our_class_and_the_hooks(process):
-    assert process["glm53"] == ["sglang_glm53.runtime.model", "Glm53ForCausalLM", "GlmMoeDsaForCausalLM"]
+    assert process["glm53"] == ["sglang_glm53.model.model", "Glm53ForCausalLM", "GlmMoeDsaForCausalLM"]
     hooked = [hook.target for group in ("guard", "model") for hook in hooks.HOOKS[group]]
     assert process["after_glm53"] == sorted([*GUARDED, *hooked])
 
@@ -225,7 +226,7 @@ def test_a_wrong_version_a_missing_hook_target_and_every_fault_of_the_config(lau
         "found nothing of that name: pip install --force-reinstall --no-deps sglang==0.5.23"
     )
     assert hook.startswith(
-        f"{target}: the hook sglang_glm53.runtime.loading:accept_extra_key is not in place"
+        f"{target}: the hook sglang_glm53.weights.loading:accept_extra_key is not in place"
     )
     assert model == model_reasons(glm53(**BROKEN))
     assert len(model) == 6

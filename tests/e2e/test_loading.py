@@ -8,9 +8,9 @@ import shutil
 import pytest
 import torch
 
-from sglang_glm53.runtime.intake import EXTRA_KEY
-from sglang_glm53.testing.checkpoint import write
 from sglang_glm53.testing.server import ServerError
+from sglang_glm53.tiny.checkpoint import write
+from sglang_glm53.weights.checks import EXTRA_KEY
 from tests.e2e.asking import prompt
 from tests.e2e.checkpoints import SHARDED, geometry, spoil
 

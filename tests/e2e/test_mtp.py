@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sglang_glm53.testing.compare import Continuation, compare_tokens
-from sglang_glm53.testing.spec import DRAFTS
+from sglang_glm53.tiny.sizes import DRAFTS
 from tests.configs import mtp
 from tests.e2e.ahead import parameters, run_ahead
 from tests.e2e.asking import continuation, generate_all, prompt, tokens
@@ -146,7 +146,7 @@ def test_drafts_were_accepted_and_refused(shape, steps, answers):
     for status in found.statuses:
         entry = status["mtp"]
         assert (entry["state"], entry["steps"], entry["shared_selection"]) == ("on", steps, True)
-        assert entry["model"] == "sglang_glm53.runtime.nextn.Glm53ForCausalLMNextN"
+        assert entry["model"] == "sglang_glm53.model.nextn.Glm53ForCausalLMNextN"
         # Draft-extend gave every step its selection; one draft needs no step of its own.
         assert (entry["draft_steps"]["reused"] > 0) == (steps > 1)
         assert entry["draft_steps"]["recomputed"] == entry["draft_steps"]["invalid"] == 0

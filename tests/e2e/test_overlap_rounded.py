@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from sglang_glm53.testing.checkpoint import TinySpec, write
 from sglang_glm53.testing.compare import check_logprobs, logprob_figures
+from sglang_glm53.tiny.checkpoint import TinySpec, write
 from tests.e2e.ahead import parameters, run_ahead
 from tests.e2e.asking import continuation, prompt, score_all
 from tests.e2e.test_overlap import DISPATCH, DP2, OVERLAP, TP2

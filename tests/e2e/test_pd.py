@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import requests
 
+from sglang_glm53.disaggregation.contract import Contract
 from sglang_glm53.geometry import KV_LORA, KV_ROPE
-from sglang_glm53.runtime.pd_contract import Contract
 from sglang_glm53.testing.compare import Continuation, check_logprobs, compare_tokens, logprob_figures
 from sglang_glm53.testing.server import Server
 from tests.contract.scripts import FOLDER

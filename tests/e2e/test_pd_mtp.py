@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sglang_glm53.testing.compare import Continuation, check_logprobs, compare_tokens, logprob_figures
-from sglang_glm53.testing.spec import DRAFTS
+from sglang_glm53.tiny.sizes import DRAFTS
 from tests.configs import mtp
 from tests.e2e import faults, pairs
 from tests.e2e.ahead import run_ahead

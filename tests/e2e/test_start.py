@@ -11,7 +11,7 @@ from tests.e2e.asking import prompt
 STOCK_SECONDS, FORKED_SECONDS = 60, 15
 # CPU seconds still grow where a neighbour shares the caches: the best of so many starts is judged.
 STARTS = 3
-OURS = "sglang_glm53.runtime.model.Glm53ForCausalLM"
+OURS = "sglang_glm53.model.model.Glm53ForCausalLM"
 
 
 def critical_seconds(server: Server) -> float:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_glm53 import __version__, hooks
+from sglang_glm53 import __version__
 from sglang_glm53.geometry import INDEX_HEAD_DIM, INDEX_PAGE_BYTES, KV_LORA, KV_ROPE, KV_ROW_BYTES, PAGE
+from sglang_glm53.serving import hooks
 from tests.e2e.checkpoints import CHECKPOINTS, geometry
 
 BF16_ROW, FP32_ROW = 2 * (KV_LORA + KV_ROPE), 4 * (KV_LORA + KV_ROPE)
@@ -41,15 +42,15 @@ def test_the_classes_and_the_schedule_are_those_loaded(name, serve, checkpoint):
         log = server.log_text()
     assert status["version"] == __version__
     assert status["seams"] == hooks.fingerprint()
-    assert status["model"] == "sglang_glm53.runtime.model.Glm53ForCausalLM"
+    assert status["model"] == "sglang_glm53.model.model.Glm53ForCausalLM"
     assert status["platform"] == "sglang_glm53.cpu.platform.Glm53CpuPlatform"
     assert status["attention_backend"] == "sglang_glm53.cpu.attention.ReferenceBackend"
     schedule = status["schedule"]
     assert schedule["full_layers"] == list(g.full_layers)
     assert schedule["shared_layers"] == g.num_layers - len(g.full_layers)
-    assert schedule["attention"] == {"sglang_glm53.runtime.attention.Glm53Attention": g.num_layers}
+    assert schedule["attention"] == {"sglang_glm53.model.attention.Glm53Attention": g.num_layers}
     sparse = g.num_layers - g.num_dense_layers
-    assert schedule["mlp"]["sglang_glm53.runtime.moe.Glm53MoE"] == sparse
+    assert schedule["mlp"]["sglang_glm53.model.moe.Glm53MoE"] == sparse
     assert schedule["router_bias_dtype"] == "float32"
     # The start-up table is the same status.
     assert status["table"] in log

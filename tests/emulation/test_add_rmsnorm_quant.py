@@ -5,11 +5,11 @@ import shutil
 
 import pytest
 
-from sglang_glm53 import jit
+from sglang_glm53.kernels import jit
 from sglang_glm53.testing import emulation
-from tests.emulation import norm_program
+from tests.emulation import add_rmsnorm_quant_program
 from tests.emulation.conftest import SOURCES
-from tests.ops.norm_cases import LAYOUTS, Case
+from tests.kernels.add_rmsnorm_quant_cases import LAYOUTS, Case
 
 CASES = [
     Case(rows, hidden, layout, residual, with_y=layout is None or residual, gap=gap, seed=rows)
@@ -31,10 +31,10 @@ def test_values_under_every_check(program, tmp_path, checks):
     built = program("add_rmsnorm_quant", checks)
     cases, schedules = _share(checks)
     for order, seed in schedules:
-        results = norm_program.run(built, cases, tmp_path, order, seed)
+        results = add_rmsnorm_quant_program.run(built, cases, tmp_path, order, seed)
         assert isinstance(results, list), results.output
         for case, result in zip(cases, results, strict=True):
-            norm_program.check(case, result)
+            add_rmsnorm_quant_program.check(case, result)
 
 
 # File, what stands there, what a hasty hand would write, and the checks that must notice: the schedules'
@@ -116,12 +116,12 @@ def _planted(folder, bug):
 
 def _notices(program, cases, folder, order, seed):
     """What the program or the values say against the kernel, or nothing."""
-    results = norm_program.run(program, cases, folder, order, seed)
+    results = add_rmsnorm_quant_program.run(program, cases, folder, order, seed)
     if isinstance(results, emulation.Outcome):
         return results.output
     try:
         for case, result in zip(cases, results, strict=True):
-            norm_program.check(case, result)
+            add_rmsnorm_quant_program.check(case, result)
     except AssertionError:
         return "values"
     return ""

@@ -6,11 +6,11 @@ import shutil
 
 import pytest
 
-from sglang_glm53 import jit
+from sglang_glm53.kernels import jit
 from sglang_glm53.testing import emulation
-from tests.emulation import topk_program
+from tests.emulation import indexer_topk_program
 from tests.emulation.conftest import SOURCES
-from tests.ops.topk_cases import MODES, VALUES, Case
+from tests.kernels.indexer_topk_cases import MODES, VALUES, Case
 
 KS = (1, 7, 64, 96, 512, 2048)
 WIDE = 2**20
@@ -20,7 +20,7 @@ PLANS = [(256, 1, 0), (256, 1, 16), (256, 2, 8), (256, 4, 64), (256, 8, 0), (102
 
 
 def _checked(program, cases, folder, order="forward", seed=0):
-    found = topk_program.run(program, cases, folder, order, seed)
+    found = indexer_topk_program.run(program, cases, folder, order, seed)
     assert not isinstance(found, emulation.Outcome), found.output
     return found
 
@@ -213,7 +213,7 @@ BUGS = {
 def _notices(program, folder, order, seed):
     """What the program or the values say against the kernel, or nothing."""
     try:
-        found = topk_program.run(program, SANITIZED, folder, order, seed)
+        found = indexer_topk_program.run(program, SANITIZED, folder, order, seed)
     except AssertionError:
         return "values"
     return found.output if isinstance(found, emulation.Outcome) else ""

@@ -1,4 +1,4 @@
-"""Owns the way from the value tests of tests/ops to this folder: the same functions, run on the GPU."""
+"""Owns the way from the value tests of tests/kernels to this folder: the same functions, run on the GPU."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sglang_glm53.ops import backend
-from tests.ops import conftest as ops
+from sglang_glm53.kernels import backend
+from tests.kernels import conftest as ops
 
 choose = ops.choose
 
@@ -31,7 +31,7 @@ def gpu():
 
 @pytest.fixture
 def kernels(gpu, choose):
-    """The device that the chosen implementation runs on, as in tests/ops; a fallback fails the test."""
+    """The device that the chosen implementation runs on, as in tests/kernels; a fallback fails the test."""
     choose("cuda")
     yield gpu
     torch.cuda.synchronize()

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-from sglang_glm53.ops.add_rmsnorm_quant import add_rmsnorm_quant
-from sglang_glm53.ops.indexer_topk import indexer_topk
+from sglang_glm53.kernels.add_rmsnorm_quant import add_rmsnorm_quant
+from sglang_glm53.kernels.indexer_topk import indexer_topk
 from sglang_glm53.testing.reference import add_rmsnorm_quant as reference
-from tests.ops import norm_cases, topk_cases
+from tests.kernels import add_rmsnorm_quant_cases, indexer_topk_cases
 
 DEVICE = "cuda"
 
 
-def norm_calls() -> list[norm_cases.Case]:
+def norm_calls() -> list[add_rmsnorm_quant_cases.Case]:
     """Each layout, with and without a residual, whole and partial last warps."""
     return [
-        norm_cases.Case(rows, hidden, layout, residual, gap=8, device=DEVICE)
-        for layout in norm_cases.LAYOUTS
+        add_rmsnorm_quant_cases.Case(rows, hidden, layout, residual, gap=8, device=DEVICE)
+        for layout in add_rmsnorm_quant_cases.LAYOUTS
         for rows, hidden, residual in ((3, 1152, True), (2, 6144, False))
     ]
 
 
-def topk_calls() -> list[topk_cases.Case]:
+def topk_calls() -> list[indexer_topk_cases.Case]:
     """Each mode on short rows, and long rows that are split over a cluster."""
     lengths = (700, 64, 699)
     cases = [
-        topk_cases.Case(3, 700, 64, "plateau", mode == "paged", mode, 64, 8, lengths, device=DEVICE)
-        for mode in topk_cases.MODES
+        indexer_topk_cases.Case(3, 700, 64, "plateau", mode == "paged", mode, 64, 8, lengths, device=DEVICE)
+        for mode in indexer_topk_cases.MODES
     ]
     return [
         *cases,
-        topk_cases.Case(1, 131072, 2048, "normal", lengths=(131072,), device=DEVICE),
-        topk_cases.Case(2, 70001, 2048, "close", True, "mapped", lengths=(70001, 60000), device=DEVICE),
+        indexer_topk_cases.Case(1, 131072, 2048, "normal", lengths=(131072,), device=DEVICE),
+        indexer_topk_cases.Case(
+            2, 70001, 2048, "close", True, "mapped", lengths=(70001, 60000), device=DEVICE
+        ),
     ]
 
 
@@ -38,13 +40,13 @@ def main() -> None:
     for case in norm_calls():
         x, residual, weight = case.inputs()
         before = None if residual is None else residual.cpu()
-        _, wanted = reference.norm(x.cpu(), before, weight.cpu(), norm_cases.EPS)
-        normed = add_rmsnorm_quant(x, residual, weight, norm_cases.EPS, case.layout)
-        norm_cases.check_y(normed.y, wanted)
+        _, wanted = reference.norm(x.cpu(), before, weight.cpu(), add_rmsnorm_quant_cases.EPS)
+        normed = add_rmsnorm_quant(x, residual, weight, add_rmsnorm_quant_cases.EPS, case.layout)
+        add_rmsnorm_quant_cases.check_y(normed.y, wanted)
     for case in topk_calls():
-        call = topk_cases.make(case)
+        call = indexer_topk_cases.make(case)
         found = indexer_topk(call.logits, call.lengths, case.k, with_positions=True, **call.keywords())
-        topk_cases.check(call, *found)
+        indexer_topk_cases.check(call, *found)
     print(f"checked {len(norm_calls())} norms and {len(topk_calls())} selections")
 
 

@@ -1,14 +1,14 @@
-"""Owns the checks of add_rmsnorm_quant on a GPU: the values of tests/ops, many rows, repeats, graphs."""
+"""Owns the checks of add_rmsnorm_quant on a GPU: the values of tests/kernels, many rows, repeats, graphs."""
 
 import pytest
 import torch
 
 from sglang_glm53.geometry import HIDDEN
-from sglang_glm53.ops.add_rmsnorm_quant import add_rmsnorm_quant
-from sglang_glm53.ops.quantise import FP8, ScaleLayout, empty_scales
+from sglang_glm53.kernels.add_rmsnorm_quant import add_rmsnorm_quant
+from sglang_glm53.kernels.fp8 import FP8, ScaleLayout, empty_scales
 from tests.gpu.borrowed import value_tests
-from tests.ops import test_add_rmsnorm_quant as values
-from tests.ops.norm_cases import EPS, LAYOUTS, Case, check_quantised, check_y
+from tests.kernels import test_add_rmsnorm_quant as values
+from tests.kernels.add_rmsnorm_quant_cases import EPS, LAYOUTS, Case, check_quantised, check_y
 
 globals().update(value_tests(values))
 

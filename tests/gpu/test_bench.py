@@ -1,14 +1,14 @@
 """Owns the checks of the benchmark's clock on a GPU: figures that a GPU of this kind can have."""
 
-from sglang_glm53.testing import bench
-from sglang_glm53.testing.bench_device import COPY_BYTES, CudaDevice
+from sglang_glm53.bench import measure
+from sglang_glm53.bench.device import COPY_BYTES, CudaDevice
 
 
 def test_floors_are_a_gpus(kernels):
     device = CudaDevice()
     assert device.copy_bytes == 2 * COPY_BYTES > 10 * device.l2_bytes
     assert device.l2_bytes > 10e6
-    floors = bench.measure_floors(device, 5)
+    floors = measure.measure_floors(device, 5)
     assert 5e11 < floors.copy_bytes_per_second < 2e13
     assert 1e-7 < floors.empty_seconds < 2e-5
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from sglang_glm53.ops.add_rmsnorm_quant import add_rmsnorm_quant
-from sglang_glm53.ops.indexer_topk import indexer_topk
-from tests.ops.norm_cases import EPS, LAYOUTS, Case, as_bytes
-from tests.ops.topk_cases import Call, check
-from tests.ops.topk_cases import Case as TopkCase
+from sglang_glm53.kernels.add_rmsnorm_quant import add_rmsnorm_quant
+from sglang_glm53.kernels.indexer_topk import indexer_topk
+from tests.kernels.add_rmsnorm_quant_cases import EPS, LAYOUTS, Case, as_bytes
+from tests.kernels.indexer_topk_cases import Call, check
+from tests.kernels.indexer_topk_cases import Case as TopkCase
 
 ROUNDS = 30
 

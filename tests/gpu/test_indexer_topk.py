@@ -1,4 +1,4 @@
-"""Owns the checks of indexer_topk on a GPU: the values of tests/ops, long rows, repeated runs, graphs."""
+"""Owns the checks of indexer_topk on a GPU: the values of tests/kernels, long rows, repeated runs, graphs."""
 
 from dataclasses import replace
 
@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from sglang_glm53.geometry import MAX_INDEX_TOPK
-from sglang_glm53.ops.indexer_topk import indexer_topk
+from sglang_glm53.kernels.indexer_topk import indexer_topk
 from tests.gpu.borrowed import value_tests
-from tests.ops import test_indexer_topk as values
-from tests.ops.topk_cases import MODES, VALUES, Case, check, make
+from tests.kernels import test_indexer_topk as values
+from tests.kernels.indexer_topk_cases import MODES, VALUES, Case, check, make
 
 globals().update(value_tests(values))
 

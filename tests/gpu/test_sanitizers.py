@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_glm53 import jit
-from sglang_glm53.cards import CARDS
+from sglang_glm53.kernels import jit
+from sglang_glm53.kernels.cards import CARDS
 from tests.gpu import sanitised
 
 ROOT = Path(__file__).resolve().parents[2]

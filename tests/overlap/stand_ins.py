@@ -15,8 +15,8 @@ from sglang.srt.layers.dp_attention import DpPaddingMode
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 
+from sglang_glm53.model.attention import Glm53Attention
 from sglang_glm53.overlap import strategy
-from sglang_glm53.runtime.attention import Glm53Attention
 
 K = 4
 DRAFT_TOKENS = 3

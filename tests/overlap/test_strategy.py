@@ -11,9 +11,9 @@ from sglang.srt.layers.moe import utils as moe_utils
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.models.deepseek_v2 import DeepseekV2MoE
 
+from sglang_glm53.model.model import Glm53DecoderLayer
+from sglang_glm53.model.moe import Glm53MoE
 from sglang_glm53.overlap import strategy
-from sglang_glm53.runtime.model import Glm53DecoderLayer
-from sglang_glm53.runtime.moe import Glm53MoE
 
 
 class Part:

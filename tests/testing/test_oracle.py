@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sglang_glm53.testing import oracle
-from sglang_glm53.testing.checkpoint import TinySpec, write
 from sglang_glm53.testing.oracle import Oracle, OracleError
+from sglang_glm53.tiny.checkpoint import TinySpec, write
 
 SPEC = TinySpec(layers=4, index_topk=16, vocab=512)
 PROMPTS = [list(range(40, 40 + length)) for length in (5, 15, 16, 17, 40)]

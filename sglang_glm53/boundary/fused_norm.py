@@ -1,0 +1,382 @@
+"""Owns the boundary fusion: a norm quantises its output once, for the projections that take it in FP8.
+
+The bf16 tensor stays the value that flows. A site, one norm with its projections, attaches the FP8 form to
+the tensor object; a projection of the same site takes it from there. Slices, gathers and copies are other
+objects and carry nothing: their projections quantise for themselves, as in stock SGLang.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sglang.srt.layers import deep_gemm_wrapper
+from sglang.srt.layers.dp_attention import get_is_extend_in_batch
+from sglang.srt.layers.flashinfer_comm_fusion import uses_cutedsl_ar_fusion
+from sglang.srt.layers.layer_boundary.layout import SumGroup, is_dense_ffn_fully_dp
+from sglang.srt.layers.layer_boundary.residual import add_norm
+from sglang.srt.layers.layer_boundary.residual.add_norm import NormQuantReadout, NormReadout
+from sglang.srt.layers.layernorm import RMSNorm
+from sglang.srt.layers.moe.utils import (
+    get_deepep_mode,
+    get_moe_a2a_backend,
+    is_moe_input_scattered_across_dp_ranks,
+)
+from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, check_cuda_graph_backend
+from sglang.srt.runtime_context import get_forward, get_parallel
+
+from sglang_glm53.boundary import allreduce
+from sglang_glm53.boundary.producers import (
+    MAKERS,
+    Made,
+    Quantised,
+    choose_maker,
+    describes,
+    dispatch_layout,
+    input_layouts,
+    unfit,
+)
+from sglang_glm53.kernels import backend
+from sglang_glm53.kernels.fp8 import ScaleLayout
+
+logger = logging.getLogger("sglang_glm53")
+
+STEM = "add_rmsnorm_quant"
+ATTENTION_INPUT, FFN_INPUT, Q_A = FUSIONS = ("attention_input", "ffn_input", "q_a")
+DISPATCH = "DeepEP normal dispatch"
+NOT_TAKEN = "not taken, other rows or another layout reached it"
+OFF = f"GLM53_DISABLE names {STEM}"
+NO_PROJECTION = "the shared experts are served with the routed ones: no projection reads this norm"
+GATHERED = "the rows are gathered over attention DP after the norm"
+_CARRIER = "_glm53_quantised"
+_SITE = "_glm53_site"
+_completer = operator.attrgetter(f"{_SITE}.complete")
+
+
+@functools.cache
+def _log_decline(fusion: str, reason: str) -> None:
+    logger.info("fusion %s leaves the norm to SGLang: %s", fusion, reason)
+
+
+class Site:
+    """One norm and the projections that take its output in FP8; the norm knows its site.
+
+    linears: those projections by name. gathered: other rows than the norm's reach them. dispatchers: DeepEP's
+    normal dispatchers that send the norm's output. The counters count calls from Python, so a replayed CUDA
+    graph adds nothing: made by maker, taken by projection, fallbacks by reason.
+    """
+
+    def __init__(
+        self,
+        fusion: str,
+        norm: Any,
+        linears: dict[str, Any],
+        *,
+        gathered: bool = False,
+        dispatchers: Iterable[Any] = (),
+    ) -> None:
+        self.fusion, self.norm, self.linears, self.gathered = fusion, norm, linears, gathered
+        self.dispatchers = tuple(dispatchers)
+        self.made: Counter[str] = Counter()
+        self.taken: Counter[str] = Counter()
+        self.fallbacks: Counter[str] = Counter()
+        setattr(norm, _SITE, self)
+        for name, linear in linears.items():
+            linear.register_forward_pre_hook(functools.partial(self._give, name))
+        for dispatcher in self.dispatchers:
+            dispatcher.dispatch_a = functools.partial(self._dispatch_a, dispatcher, dispatcher.dispatch_a)
+
+    @functools.cached_property
+    def layouts(self) -> tuple[ScaleLayout, ...] | str:
+        """The layouts that every projection takes, best first; else why the site never fuses."""
+        if self.gathered:
+            return GATHERED
+        if reason := unfit(self.norm.weight):
+            return reason
+        if not self.linears:
+            return NO_PROJECTION
+        common: tuple[ScaleLayout, ...] | None = None
+        for name, linear in self.linears.items():
+            found = input_layouts(linear)
+            if isinstance(found, str):
+                return f"{name}: {found}"
+            common = found if common is None else tuple(one for one in common if one in found)
+        return common or "the projections take no common scale layout"
+
+    def normalise(
+        self, x: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Add, normalise and quantise in one: (the output, which carries its FP8 form; the residual).
+
+        x, residual: [rows, channels]; without a residual x is returned as one. None, before anything is
+        touched, where SGLang's own norm must run.
+        """
+        # A traced graph knows no tensor objects, and a counter in it would be a constant.
+        if torch.compiler.is_compiling():
+            return None
+        chosen = self._choose(x, residual)
+        if isinstance(chosen, str):
+            self._leave(chosen)
+            return None
+        maker, layout = chosen
+        return self._attach(maker, MAKERS[maker](self.norm, x, residual, layout))
+
+    def complete(
+        self, x: torch.Tensor, residual: torch.Tensor, attention_tp: bool
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """normalise() for an x that owes a sum over TP ranks: the same kernel completes it.
+
+        attention_tp: the sum is the attention's, not the MoE's. None, before anything is touched and before
+        any collective of a tensor, where SGLang's all-reduce + add + norm kernel must run.
+        """
+        layouts = self._wanted(x)
+        if isinstance(layouts, str):
+            self._leave(layouts)
+            return None
+        kernels = backend.settings().kernels
+        if reason := allreduce.declines(layouts, kernels, self.norm, x, residual, attention_tp):
+            self._leave(reason)
+            return None
+        return self._attach(allreduce.MAKER, allreduce.make(self.norm, x, residual, attention_tp))
+
+    def _leave(self, reason: str) -> None:
+        self.fallbacks[reason] += 1
+        _log_decline(self.fusion, reason)
+
+    def _attach(self, maker: str, made: Made) -> tuple[torch.Tensor, torch.Tensor]:
+        y, residual, quantised = made
+        setattr(y, _CARRIER, (self, quantised))
+        self.made[maker] += 1
+        return y, residual
+
+    def _wanted(self, x: torch.Tensor) -> tuple[ScaleLayout, ...] | str:
+        layouts = self.layouts
+        if isinstance(layouts, str):
+            return layouts
+        if x.shape[0] == 0:
+            return "no rows"
+        if get_forward().sp_active:
+            return "a sequence-parallel projection gathers its own rows"
+        return layouts
+
+    def _choose(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[str, ScaleLayout] | str:
+        layouts = self._wanted(x)
+        if isinstance(layouts, str):
+            return layouts
+        if self.dispatchers and get_deepep_mode().resolve(get_is_extend_in_batch()).is_normal():
+            # The dispatch takes one layout only; a projection may take it second best.
+            layouts = tuple(sorted(layouts, key=lambda layout: layout is not dispatch_layout()))
+        return choose_maker(backend.settings().kernels, self.norm, x, residual, layouts)
+
+    def take(self, x: Any, name: str, layouts: Iterable[ScaleLayout] | None = None) -> Quantised | None:
+        """The FP8 form that x carries from this site's norm, for the projection of that name; else None.
+
+        Raises RuntimeError when x changed since; checked where a check is cheap beside the product, on a CPU.
+        """
+        if torch.compiler.is_compiling():
+            return None
+        site, quantised = getattr(x, _CARRIER, (None, None))
+        if site is not self or quantised is None:
+            return None
+        if layouts is not None and quantised.layout not in layouts:
+            return None
+        if not x.is_cuda and not describes(quantised, x):
+            raise RuntimeError(f"{name}: its input changed after {self.fusion} had quantised it")
+        self.taken[name] += 1
+        found: Quantised = quantised
+        return found
+
+    def _give(self, name: str, linear: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Forward pre-hook of a projection: its FP8 form in place of the tensor that carries one."""
+        quantised = self.take(args[0] if args else None, name)
+        return None if quantised is None else ((quantised.q, quantised.scales), *args[1:])
+
+    def _dispatch_a(
+        self, dispatcher: Any, original: Callable[..., Any], hidden_states: torch.Tensor, topk_output: Any
+    ) -> Any:
+        """DeepEP's normal dispatch_a, without its own quantisation where the tensor carries it.
+
+        Source: SGLang 0.5.23, layers/moe/token_dispatcher/deepep.py:558.
+        """
+        quantises = deep_gemm_wrapper.ENABLE_JIT_DEEPGEMM and dispatcher.use_fp8
+        quantised = self.take(hidden_states, DISPATCH, [dispatch_layout()]) if quantises else None
+        if quantised is None:
+            if quantises and isinstance(self.layouts, tuple):
+                self.fallbacks[f"{DISPATCH}: {NOT_TAKEN}"] += 1
+            return original(hidden_states=hidden_states, topk_output=topk_output)
+        from sglang.srt.layers.moe.token_dispatcher import deepep
+
+        topk_ids = topk_output.topk_ids.to(torch.int64)
+        event = deepep.Buffer.capture() if dispatcher.async_finish else None
+        return (quantised.q, quantised.scales), topk_ids, topk_output.topk_weights, event
+
+
+class _QuantisingRead:
+    """What both reads add to SGLang's: where the norm has a site that takes the call, that site runs it."""
+
+    def read(
+        self,
+        residual: torch.Tensor,
+        norm: Any,
+        quant_format: str = "",
+        post_residual_addition: torch.Tensor | None = None,
+    ) -> Any:
+        found = None if quant_format else getattr(norm, _SITE).normalise(residual, None)
+        return found or super().read(residual, norm, quant_format, post_residual_addition)  # type: ignore[misc]
+
+    def update_and_read(
+        self,
+        update: Any,
+        hidden_states: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm: Any,
+        quant_format: str = "",
+        post_residual_addition: torch.Tensor | None = None,
+    ) -> Any:
+        found = None
+        if update.is_plain_add and not quant_format and post_residual_addition is None:
+            found = getattr(norm, _SITE).normalise(hidden_states, residual)
+        return found or super().update_and_read(  # type: ignore[misc]
+            update, hidden_states, residual, norm, quant_format, post_residual_addition
+        )
+
+
+@dataclass(frozen=True)
+class AttentionRead(_QuantisingRead, NormQuantReadout):  # type: ignore[misc]
+    """SGLang's read of the attention's input, with the same facts, through the norm's site."""
+
+    completing_fusions = (allreduce.fusion(SumGroup.MOE_OUTPUT, _completer),)
+
+
+@dataclass(frozen=True)
+class FfnRead(_QuantisingRead, NormReadout):  # type: ignore[misc]
+    """SGLang's read of the FFN's input, with the same facts, through the norm's site."""
+
+    completing_fusions = (allreduce.fusion(SumGroup.ATTN_TP, _completer),)
+
+
+class QuantisingNorm(RMSNorm):  # type: ignore[misc]
+    """SGLang's RMSNorm through a site of its own; without one it is that norm."""
+
+    def forward(self, x: torch.Tensor, *args: Any, **named: Any) -> Any:
+        """x: [rows, channels]; with a residual or any other argument it is SGLang's call."""
+        site: Site | None = getattr(self, _SITE, None)
+        found = None if site is None or args or named else site.normalise(x, None)
+        return super().forward(x, *args, **named) if found is None else found[0]
+
+
+def is_on() -> bool:
+    """Whether GLM53_DISABLE leaves the fusion on."""
+    return STEM not in backend.settings().disabled
+
+
+def with_reads(attention: Any, ffn: Any) -> tuple[Any, Any]:
+    """The two stage declarations of a layer with this module's reads; unchanged where the fusion is off."""
+    if not is_on():
+        return attention, ffn
+    return dataclasses.replace(attention, read=AttentionRead()), dataclasses.replace(ffn, read=FfnRead())
+
+
+def _gathered_after_norm(sparse: bool) -> bool:
+    """Whether the FFN's input is read by each attention-DP rank and then gathered.
+
+    With attention TP too the rows are gathered first. Source: SGLang 0.5.23, layer_boundary/boundary.py:683.
+    """
+    parallel = get_parallel()
+    own_rows = is_moe_input_scattered_across_dp_ranks() if sparse else is_dense_ffn_fully_dp()
+    return bool(parallel.attn_dp_size > 1 and parallel.attn_tp_size == 1 and not own_rows)
+
+
+def _normal_dispatchers(experts: Any) -> list[Any]:
+    """DeepEP's dispatchers for prefill, one a micro-batch; none without DeepEP or in low-latency mode."""
+    inners = experts.dispatcher._inners if get_moe_a2a_backend().is_deepep() else ()
+    return [inner._normal_dispatcher for inner in inners if inner.deepep_mode.enable_normal()]
+
+
+def _ffn_site(layer: Any) -> Site:
+    mlp, sparse = layer.mlp, layer.is_layer_sparse
+    if not sparse:
+        linears = {"mlp.gate_up_proj": mlp.gate_up_proj}
+    elif mlp.shared_experts is None:
+        linears = {}
+    else:
+        linears = {"mlp.shared_experts.gate_up_proj": mlp.shared_experts.gate_up_proj}
+    return Site(
+        FFN_INPUT,
+        layer.post_attention_layernorm,
+        linears,
+        gathered=_gathered_after_norm(sparse),
+        dispatchers=_normal_dispatchers(mlp.experts) if sparse else (),
+    )
+
+
+def bind(layer: Any) -> None:
+    """Give a new decoder layer its sites, as layer.boundary_sites; none where the fusion is off."""
+    layer.boundary_sites = ()
+    if not is_on():
+        return
+    attention = layer.self_attn
+    stock = attention.q_a_layernorm
+    attention.q_a_layernorm = QuantisingNorm(stock.hidden_size, eps=stock.variance_epsilon)
+    q_a = {"q_b_proj": attention.q_b_proj}
+    if attention.indexer is not None:
+        q_a["indexer.wq_b"] = attention.indexer.wq_b
+    qkv_a = {"fused_qkv_a_proj_with_mqa": attention.fused_qkv_a_proj_with_mqa}
+    layer.boundary_sites = (
+        Site(ATTENTION_INPUT, layer.input_layernorm, qkv_a),
+        _ffn_site(layer),
+        Site(Q_A, attention.q_a_layernorm, q_a),
+    )
+
+
+def _notes(fusion: str, sites: list[Site]) -> list[str]:
+    """Which calls of a norm never reach its site, or what serves them there, by this server's flags."""
+    notes = []
+    if fusion != Q_A and uses_cutedsl_ar_fusion():
+        notes.append("SGLang's CuteDSL all-reduce fusion keeps the norms of the batches that it takes")
+    elif fusion != Q_A and get_parallel().tp_size > 1 and add_norm.flashinfer_ar_fusion_applies(1):
+        layouts = next((site.layouts for site in sites if isinstance(site.layouts, tuple)), None)
+        notes.append(allreduce.note(layouts, backend.settings().kernels))
+    if check_cuda_graph_backend(Phase.PREFILL, Backend.TC_PIECEWISE):
+        notes.append("torch.compile traces prefill, with SGLang's norms")
+    return notes
+
+
+def _describe_fusion(fusion: str, sites: list[Site]) -> dict[str, Any]:
+    if not is_on():
+        return {"stem": STEM, "state": "off", "reason": OFF}
+    reasons = Counter(site.layouts for site in sites if isinstance(site.layouts, str))
+    on = len(sites) - reasons.total()
+    listed = [f"{reason} ({count} of {len(sites)} layers)" for reason, count in reasons.items()]
+    taken, fallbacks = Counter[str](), Counter[str]()
+    for site in sites:
+        taken.update(site.taken)
+        fallbacks.update(site.fallbacks)
+        for name in site.linears:
+            fallbacks[f"{name}: {NOT_TAKEN}"] += site.made.total() - site.taken[name]
+    return {
+        "stem": STEM,
+        "state": "on" if on else "declined",
+        "reason": "; ".join(listed) or None,
+        "note": "; ".join(_notes(fusion, sites)) or None,
+        "layers": on,
+        "made": dict(sum((site.made for site in sites), Counter[str]())),
+        "taken": dict(taken),
+        "fallbacks": dict(+fallbacks),
+    }
+
+
+def describe(layers: Iterable[Any]) -> dict[str, Any]:
+    """For each fusion its state, the reason for it and its counters, in builtin types. layers: bound ones."""
+    sites = [site for layer in layers for site in layer.boundary_sites]
+    return {
+        fusion: _describe_fusion(fusion, [site for site in sites if site.fusion == fusion])
+        for fusion in FUSIONS
+    }

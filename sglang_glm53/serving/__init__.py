@@ -1,0 +1,1 @@
+"""Owns what stands around the model: seams and hooks, refusals, the request check, the status."""

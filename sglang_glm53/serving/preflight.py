@@ -1,0 +1,236 @@
+"""Owns every reason why a configuration cannot run, and the error that lists them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from sglang_glm53 import IMPL, PLATFORM_NAME, config, geometry, upstream
+from sglang_glm53.kernels.cards import STEMS
+from sglang_glm53.serving import deepep_capacity, hooks
+from sglang_glm53.serving.seams import Group
+
+logger = logging.getLogger("sglang_glm53")
+
+# Those whose dispatchers SGLang doubles for two micro-batches and DeepseekV2MoE knows
+# (batch_overlap/two_batch_overlap.py:1158, models/deepseek_v2.py:976).
+TWO_PHASE_BACKENDS = ("deepep", "mooncake", "mori", "nixl")
+
+
+class RefusedError(ValueError):
+    """--model-impl glm53 cannot run here. reasons: each with its fix."""
+
+    def __init__(self, reasons: Iterable[str]) -> None:
+        self.reasons = tuple(dict.fromkeys(reasons))
+        lines = "".join(f"\n  {number}. {reason}" for number, reason in enumerate(self.reasons, 1))
+        super().__init__(f"--model-impl glm53 cannot run this:{lines}")
+
+
+def refuse_if(reasons: Iterable[str]) -> None:
+    """Raise RefusedError when there is any reason to."""
+    listed = list(reasons)
+    if listed:
+        raise RefusedError(listed)
+
+
+def version_reason(found: str | None) -> str | None:
+    """Why an SGLang version is refused; None for the pinned one."""
+    if found == upstream.VERSION:
+        return None
+    return (
+        f"SGLang {found or '(none installed)'}: this package is written for {upstream.VERSION}: "
+        f"pip install sglang=={upstream.VERSION}, or set GLM53_ALLOW_UNTESTED=1 to try as it is"
+    )
+
+
+def settings() -> tuple[config.Config, list[str]]:
+    """The environment's settings, and what is wrong with them (the settings are the defaults then)."""
+    try:
+        return config.read(stems=STEMS), []
+    except ValueError as error:
+        return config.Config(), [str(error)]
+
+
+def package_reasons(groups: Iterable[Group]) -> list[str]:
+    """Why this install cannot run: the environment, SGLang's version, the seams of the given groups.
+
+    With GLM53_ALLOW_UNTESTED=1 another version is logged as a warning instead.
+    """
+    chosen, reasons = settings()
+    untested = version_reason(upstream.version())
+    if untested and chosen.allow_untested:
+        logger.warning("%s", untested)
+    elif untested:
+        reasons.append(untested)
+    repair = f"pip install --force-reinstall --no-deps sglang=={upstream.VERSION}"
+    return reasons + [f"SGLang changed: {problem}: {repair}" for problem in hooks.problems(groups)]
+
+
+def model_reasons(hf_config: Any, *, is_draft: bool = False) -> list[str]:
+    """Why the model of an HF config, an object or a dict, cannot run, each with the field to fix."""
+    read = hf_config.get if isinstance(hf_config, Mapping) else lambda *name: getattr(hf_config, *name)
+    architecture = (read("architectures", None) or ["none"])[0]
+    served = geometry.NEXTN_ARCHITECTURE if is_draft else geometry.ARCHITECTURE
+    if architecture != served:
+        return [_architecture_reason(architecture)]
+    reasons = [
+        f"config.json: {field}={read(field, 1)}: this package has no grouped routing, {field} must be 1"
+        for field in ("n_group", "topk_group")
+        if read(field, 1) != 1
+    ]
+    try:
+        index_topk = geometry.Geometry.from_config(hf_config).index_topk
+        if not 1 <= index_topk <= geometry.MAX_INDEX_TOPK:
+            reasons.append(
+                f"config.json: index_topk={index_topk}: it must be from 1 to {geometry.MAX_INDEX_TOPK}"
+            )
+    except geometry.ConfigError as error:
+        reasons.append(str(error))
+    if isinstance(read("num_hidden_layers", None), int):
+        reasons += geometry.schedule_problems(hf_config)
+    return reasons + _quantization_reasons(read("quantization_config", None))
+
+
+def _architecture_reason(architecture: str) -> str:
+    if architecture.startswith(geometry.FLASH_ARCHITECTURE_PREFIX):
+        return (
+            f"architecture {architecture} is GLM-5.3-Flash, a hybrid model that shares only the name: "
+            "serve it with SGLang's own implementation, without --model-impl"
+        )
+    return (
+        f"architecture {architecture}: this package serves {geometry.ARCHITECTURE} alone; "
+        "leave out --model-impl for any other model"
+    )
+
+
+def _quantization_reasons(quantization: Any) -> list[str]:
+    """bf16, or FP8 in GLM-5.3's blocks: strict loading knows the tensors of no other scheme."""
+    if quantization is None:
+        return []
+    fields = quantization if isinstance(quantization, Mapping) else quantization.to_dict()
+    method, block = fields.get("quant_method"), fields.get("weight_block_size")
+    wanted = list(geometry.FP8_BLOCK)
+    if method != "fp8":
+        return [
+            f"config.json: quantization_config.quant_method={method}: this package serves bf16 and FP8 block "
+            "checkpoints: leave out --model-impl for SGLang's own implementation"
+        ]
+    if block in (wanted, geometry.FP8_BLOCK):
+        return []
+    return [
+        f"config.json: quantization_config.weight_block_size={block}: an FP8 checkpoint must be quantised in "
+        f"blocks of {wanted}"
+    ]
+
+
+def flag_reasons(flags: Any) -> list[str]:
+    """Why resolved server flags cannot go with this package, or with its environment.
+
+    Ray and the weight daemon build the model in a process without plugins, so the stock model would serve.
+    Source: SGLang 0.5.23, ray/scheduler_actor.py and weight_cache/daemon.py.
+    """
+    unfit = config.kernels_reason(settings()[0].kernels, flags.device)
+    reasons = [unfit] if unfit else []
+    if flags.use_ray:
+        reasons.append("--use-ray: SGLang's Ray actors load no plugin: leave it out")
+    if flags.weight_cache_mode != "off":
+        reasons.append(
+            f"--weight-cache-mode {flags.weight_cache_mode}: its daemon loads no plugin: leave it out"
+        )
+    if flags.enable_lora or flags.lora_paths:
+        reasons.append(
+            "--enable-lora or --lora-paths: no adapter has been proved with this package's layers: leave it "
+            "out, or serve SGLang's own implementation without --model-impl"
+        )
+    if flags.enable_two_batch_overlap and flags.moe_a2a_backend not in TWO_PHASE_BACKENDS:
+        reasons.append(
+            f"--enable-two-batch-overlap with --moe-a2a-backend {flags.moe_a2a_backend}: the micro-batches "
+            f"take turns around a dispatch of two phases: use one of {', '.join(TWO_PHASE_BACKENDS)}"
+        )
+    if flags.speculative_algorithm and (flags.speculative_eagle_topk or 1) > 1:
+        # SGLang takes an n-gram tree's breadth, 10 by default, for its top-k (speculative_hook.py:1312).
+        name = "ngram-max-bfs-breadth" if flags.speculative_algorithm == "NGRAM" else "eagle-topk"
+        reasons.append(
+            f"--speculative-{name} {flags.speculative_eagle_topk}: SGLang's sparse attention shows every "
+            "row the drafts before it, those of other branches too: use 1"
+        )
+    if flags.enable_two_batch_overlap and flags.enable_mixed_chunk:
+        reasons.append(
+            "--enable-two-batch-overlap with --enable-mixed-chunk: the overlap serves no batch that mixes "
+            "prefill and decode: leave one of them out"
+        )
+    return reasons
+
+
+def draft_reasons(flags: Any, hf_config: Any) -> list[str]:
+    """Why the checkpoint has no draft for the resolved flags that ask for one. hf_config: the target's."""
+    # SGLang resolves NEXTN to EAGLE, and the draft's path to the target's where none is given.
+    if flags.speculative_algorithm != "EAGLE":
+        return []
+    if flags.speculative_draft_model_path not in (None, flags.model_path):
+        return []
+    problem = geometry.Geometry.from_config(hf_config).draft_problem
+    return [f"--speculative-algorithm: config.json: {problem}: leave it out"] if problem else []
+
+
+def allow_overlap(original: Callable[..., None], server_args: Any, hf_config: Any) -> None:
+    """AROUND SGLang's refusal of two-batch overlap for layers that share a selection: not with this package.
+
+    It runs while the arguments are resolved; check_server_args comes later and judges the rest.
+    Source: SGLang 0.5.23, arg_groups/model_hook.py:54.
+    """
+    if server_args.model_impl != IMPL:
+        original(server_args, hf_config)
+
+
+def platform_reasons(flags: Any, platform: str) -> list[str]:
+    """Why resolved server flags cannot go with the reference platform. platform: SGLANG_PLATFORM."""
+    if platform != PLATFORM_NAME or not flags.enable_hierarchical_cache:
+        return []
+    return [
+        "--enable-hierarchical-cache: its copies between device and host are CUDA kernels, and the reference "
+        "platform has no device: leave it out"
+    ]
+
+
+def capacity_reasons(server_args: Any, flags: Any, hf_config: Any) -> list[str]:
+    """Why DeepEP's buffers could not hold a step of this server; memory that they waste is logged.
+
+    server_args: SGLang's ServerArgs after resolution. flags: the same, as resolved. hf_config: one without
+    model_reasons.
+    """
+    if not deepep_capacity.uses_deepep(flags):
+        return []
+    from sglang.srt.arg_groups.overrides import max_prefill_buffer_tokens, max_speculative_num_draft_tokens
+    from sglang.srt.environ import envs
+
+    draft_tokens = max_speculative_num_draft_tokens(server_args) if flags.speculative_algorithm else None
+    steps = deepep_capacity.steps(flags, draft_tokens, max_prefill_buffer_tokens(server_args))
+    room = envs.SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK.get()
+    sizes = geometry.Geometry.from_config(hf_config)
+    spare = deepep_capacity.spare(
+        steps, room, sizes.hidden, sizes.num_experts + flags.ep_num_redundant_experts
+    )
+    if spare:
+        logger.warning("%s", spare)
+    return deepep_capacity.reasons(steps, room)
+
+
+def server_reasons(server_args: Any) -> list[str]:
+    """Why a server with these arguments cannot run. server_args: SGLang's ServerArgs after resolution.
+
+    Empty when the means to read them have moved, which package_reasons tells.
+    """
+    if hooks.problems(("guard",)):
+        return []
+    from sglang.srt.arg_groups.model_override_base import model_config_of, resolving_view
+    from sglang.srt.environ import envs
+
+    hf_config, flags = model_config_of(server_args).hf_config, resolving_view(server_args)
+    of_model = model_reasons(hf_config)
+    of_platform = platform_reasons(flags, envs.SGLANG_PLATFORM.get())
+    found = of_model + flag_reasons(flags) + of_platform
+    if of_model:
+        return found
+    return found + draft_reasons(flags, hf_config) + capacity_reasons(server_args, flags, hf_config)

@@ -1,0 +1,1 @@
+"""Owns what is added to SGLang's MTP beside the draft model itself."""

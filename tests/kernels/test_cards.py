@@ -1,0 +1,65 @@
+"""Owns the checks of the kernel cards: their figures, what they cite, and the document made of them."""
+
+import ast
+import re
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from sglang_glm53 import upstream
+from sglang_glm53.cli.kernels import SIZES
+from sglang_glm53.kernels.cards import CARDS, STEMS, Traffic, markdown
+
+ROOT = Path(__file__).resolve().parents[2]
+CARD = CARDS["add_rmsnorm_quant"]
+
+
+def test_stems():
+    assert {*CARDS, "draft_argmax"} == STEMS
+    assert [card.stem for card in CARDS.values()] == list(CARDS)
+
+
+def test_traffic():
+    assert Traffic("x", False, "H", Fraction(2)).moved(3, {"H": 100}) == 600
+    assert Traffic("w", False, "H", Fraction(2), once=True).moved(3, {"H": 100}) == 200
+    assert Traffic("s", True, "H", Fraction(4, 128)).moved(3, {"H": 256}) == 24
+
+
+def test_bytes_of_add_rmsnorm_quant():
+    row = 6144 * (2 + 2 + 2 + 2 + 1) + 48 * 4
+    assert CARD.bytes_moved(1, {"H": 6144}) == row + 6144 * 2
+    assert CARD.bytes_moved(64, {"H": 6144}) == 64 * row + 6144 * 2
+
+
+def test_bytes_of_indexer_topk():
+    card = CARDS["indexer_topk"]
+    assert card.bytes_moved(3, {"W": 1000, "k": 64}) == 3 * (4000 + 2 * 256)
+
+
+@pytest.mark.parametrize("card", CARDS.values(), ids=lambda card: card.stem)
+def test_what_it_replaces_stands_there(card):
+    for text in card.replaces:
+        name, path, line = re.match(r"`(\w+)`, sglang/([\w/]+\.py):(\d+)", text).groups()
+        lines = (upstream.root() / path).read_text().splitlines()
+        assert f"{name}(" in lines[int(line) - 1], text
+
+
+@pytest.mark.parametrize("card", CARDS.values(), ids=lambda card: card.stem)
+def test_its_files_exist(card):
+    assert [path for path in card.files().values() if not (ROOT / path).is_file()] == []
+
+
+@pytest.mark.parametrize("card", CARDS.values(), ids=lambda card: card.stem)
+def test_the_op_declines_by_its_keys(card):
+    """Every reason of the card is one that the op can give, and the other way round."""
+    tree = ast.parse((ROOT / card.files()["op"]).read_text())
+    [function] = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == "declines"]
+    [held] = [n for n in ast.walk(function) if isinstance(n, ast.Dict)]
+    assert [key.value for key in held.keys] == list(card.declines)
+
+
+def test_the_document_is_fresh():
+    assert (ROOT / "docs" / "kernels.md").read_text() == markdown(SIZES), (
+        "run: glm53 kernels --markdown > docs/kernels.md"
+    )
