@@ -1,7 +1,7 @@
 """Owns the environment: the three GLM53_* variables, read once and checked."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 KERNEL_CHOICES = ("auto", "torch", "emulated", "cuda")
@@ -13,7 +13,7 @@ class Config:
     """The environment's settings.
 
     kernels: GLM53_KERNELS, which implementation of our ops runs (default "auto").
-    disabled: GLM53_DISABLE, comma list of fusion stems that stay off.
+    disabled: GLM53_DISABLE, comma list of the names of fusions that stay off.
     allow_untested: GLM53_ALLOW_UNTESTED=1 turns the SGLang version check, and only that, into a warning.
     """
 
@@ -22,10 +22,10 @@ class Config:
     allow_untested: bool = False
 
 
-def read(environ: Mapping[str, str] | None = None, stems: frozenset[str] = frozenset()) -> Config:
+def read(fusions: Iterable[str], environ: Mapping[str, str] | None = None) -> Config:
     """Read and check the environment.
 
-    environ: the variables, os.environ by default. stems: the fusion stems that GLM53_DISABLE may name.
+    fusions: the names that GLM53_DISABLE may hold. environ: the variables, os.environ by default.
     Raises ValueError, naming every bad variable and the values it takes.
     """
     env = os.environ if environ is None else environ
@@ -38,12 +38,11 @@ def read(environ: Mapping[str, str] | None = None, stems: frozenset[str] = froze
     kernels = env.get("GLM53_KERNELS", "auto")
     if kernels not in KERNEL_CHOICES:
         problems.append(f"GLM53_KERNELS={kernels!r}: use one of {', '.join(KERNEL_CHOICES)}")
-    disabled = frozenset(stem.strip() for stem in env.get("GLM53_DISABLE", "").split(",") if stem.strip())
-    for stem in sorted(disabled - stems):
-        choice = (
-            f"use any of {', '.join(sorted(stems))}" if stems else "this version has no fusion to disable"
-        )
-        problems.append(f"GLM53_DISABLE names {stem!r}: {choice}")
+    disabled = frozenset(name.strip() for name in env.get("GLM53_DISABLE", "").split(",") if name.strip())
+    choice = ", ".join(fusions)
+    problems += [
+        f"GLM53_DISABLE names {name!r}: use any of {choice}" for name in sorted(disabled.difference(fusions))
+    ]
     allow = env.get("GLM53_ALLOW_UNTESTED", "0")
     if allow not in ("0", "1"):
         problems.append(f"GLM53_ALLOW_UNTESTED={allow!r}: use 0 or 1")

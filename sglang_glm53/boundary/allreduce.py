@@ -26,6 +26,7 @@ from sglang.srt.layers.layer_boundary.output import UnreducedOutput
 from sglang.srt.layers.layer_boundary.residual import add_norm
 
 from sglang_glm53.boundary.producers import Made, Quantised, unfit
+from sglang_glm53.fusion import Declined
 from sglang_glm53.kernels.fp8 import FP8, GROUP, ScaleLayout, empty_scales
 
 MAKER = "flashinfer_allreduce"
@@ -72,22 +73,22 @@ def _flashinfer() -> Any | None:
     return comm if hasattr(comm.AllReduceFusionPattern, PATTERN) else None
 
 
-def never(layouts: Sequence[ScaleLayout], kernels: str) -> str | None:
+def never(layouts: Sequence[ScaleLayout], kernels: str) -> Declined | None:
     """Why this server's norms stay with SGLang's kernel; None where FlashInfer's may serve them.
 
     layouts: those that the projections take. kernels: GLM53_KERNELS. Ask it where SGLang's kernel is on.
     """
     if ScaleLayout.PACKED_UE8M0 not in layouts:
-        return SCALES
+        return Declined(SCALES)
     if kernels != "auto":
-        return f"GLM53_KERNELS={kernels} asks for other kernels"
+        return Declined(f"GLM53_KERNELS={kernels} asks for other kernels")
     backend = flashinfer_comm_fusion.resolve_flashinfer_allreduce_fusion_backend()
     if backend != BACKEND:
-        return (
+        return Declined(
             f"FlashInfer's {backend} all-reduce has no FP8 output by groups, its {BACKEND} one has: "
             f"--flashinfer-allreduce-fusion-backend {BACKEND}"
         )
-    return None if _flashinfer() else NO_PATTERN
+    return None if _flashinfer() else Declined(NO_PATTERN)
 
 
 def note(layouts: Sequence[ScaleLayout] | None, kernels: str) -> str:
@@ -96,11 +97,11 @@ def note(layouts: Sequence[ScaleLayout] | None, kernels: str) -> str:
     layouts: those that the projections take, None where they take none. kernels: GLM53_KERNELS.
     """
     up_to = f"the norms of up to {add_norm.FUSE_ALLREDUCE_MAX_BATCH_SIZE} rows"
-    reason = never(layouts, kernels) if layouts else None
-    if layouts and reason is None:
+    why = never(layouts, kernels) if layouts else None
+    if layouts and why is None:
         return f"FlashInfer's all-reduce + add + norm + FP8 kernel serves {up_to}"
     stays = f"SGLang's all-reduce + add + norm kernel keeps {up_to}"
-    return f"{stays}: {reason}" if reason else stays
+    return f"{stays}: {why.reason}" if why else stays
 
 
 def declines(
@@ -110,16 +111,16 @@ def declines(
     x: torch.Tensor,
     residual: torch.Tensor,
     attention_tp: bool,
-) -> str | None:
+) -> Declined | None:
     """Why SGLang's kernel serves this call; None where make() may run. The same on every rank of the group.
 
     Asks for SGLang's workspace last, as SGLang's own call does: the first time ever that is a collective, of
     the host alone, and every rank comes to it.
     """
-    if reason := never(layouts, kernels) or unfit(x):
-        return reason
+    if why := never(layouts, kernels) or unfit(x):
+        return why
     if not (x.is_contiguous() and residual.is_contiguous() and norm.weight.is_contiguous()):
-        return NOT_CONTIGUOUS
+        return Declined(NOT_CONTIGUOUS)
     ready = flashinfer_comm_fusion.ensure_workspace_initialized(
         max_token_num=add_norm.FUSE_ALLREDUCE_MAX_BATCH_SIZE,
         hidden_dim=x.shape[-1],
@@ -127,7 +128,7 @@ def declines(
         token_num=x.shape[0],
         use_attn_tp_group=attention_tp,
     )
-    return None if ready else NO_WORKSPACE
+    return None if ready else Declined(NO_WORKSPACE)
 
 
 def make(norm: Any, x: torch.Tensor, residual: torch.Tensor, attention_tp: bool) -> Made:

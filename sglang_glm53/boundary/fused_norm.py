@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -43,16 +42,13 @@ from sglang_glm53.boundary.producers import (
     input_layouts,
     unfit,
 )
+from sglang_glm53.fusion import ATTENTION_INPUT, FFN_INPUT, Q_A, Declined, Fusion
 from sglang_glm53.kernels import backend
 from sglang_glm53.kernels.fp8 import ScaleLayout
 
-logger = logging.getLogger("sglang_glm53")
-
-STEM = "add_rmsnorm_quant"
-ATTENTION_INPUT, FFN_INPUT, Q_A = FUSIONS = ("attention_input", "ffn_input", "q_a")
+NAMES = (ATTENTION_INPUT, FFN_INPUT, Q_A)
 DISPATCH = "DeepEP normal dispatch"
 NOT_TAKEN = "not taken, other rows or another layout reached it"
-OFF = f"GLM53_DISABLE names {STEM}"
 NO_PROJECTION = "the shared experts are served with the routed ones: no projection reads this norm"
 GATHERED = "the rows are gathered over attention DP after the norm"
 _CARRIER = "_glm53_quantised"
@@ -60,17 +56,12 @@ _SITE = "_glm53_site"
 _completer = operator.attrgetter(f"{_SITE}.complete")
 
 
-@functools.cache
-def _log_decline(fusion: str, reason: str) -> None:
-    logger.info("fusion %s leaves the norm to SGLang: %s", fusion, reason)
-
-
 class Site:
     """One norm and the projections that take its output in FP8; the norm knows its site.
 
     linears: those projections by name. gathered: other rows than the norm's reach them. dispatchers: DeepEP's
-    normal dispatchers that send the norm's output. The counters count calls from Python, so a replayed CUDA
-    graph adds nothing: made by maker, taken by projection, fallbacks by reason.
+    normal dispatchers that send the norm's output. record: calls of the norm, ran by maker. taken: how often
+    each projection took what it made.
     """
 
     def __init__(
@@ -82,11 +73,9 @@ class Site:
         gathered: bool = False,
         dispatchers: Iterable[Any] = (),
     ) -> None:
-        self.fusion, self.norm, self.linears, self.gathered = fusion, norm, linears, gathered
+        self.record, self.norm, self.linears, self.gathered = Fusion(fusion), norm, linears, gathered
         self.dispatchers = tuple(dispatchers)
-        self.made: Counter[str] = Counter()
         self.taken: Counter[str] = Counter()
-        self.fallbacks: Counter[str] = Counter()
         setattr(norm, _SITE, self)
         for name, linear in linears.items():
             linear.register_forward_pre_hook(functools.partial(self._give, name))
@@ -94,21 +83,21 @@ class Site:
             dispatcher.dispatch_a = functools.partial(self._dispatch_a, dispatcher, dispatcher.dispatch_a)
 
     @functools.cached_property
-    def layouts(self) -> tuple[ScaleLayout, ...] | str:
+    def layouts(self) -> tuple[ScaleLayout, ...] | Declined:
         """The layouts that every projection takes, best first; else why the site never fuses."""
         if self.gathered:
-            return GATHERED
-        if reason := unfit(self.norm.weight):
-            return reason
+            return Declined(GATHERED)
+        if why := unfit(self.norm.weight):
+            return why
         if not self.linears:
-            return NO_PROJECTION
+            return Declined(NO_PROJECTION)
         common: tuple[ScaleLayout, ...] | None = None
         for name, linear in self.linears.items():
             found = input_layouts(linear)
-            if isinstance(found, str):
-                return f"{name}: {found}"
+            if isinstance(found, Declined):
+                return Declined(f"{name}: {found.reason}")
             common = found if common is None else tuple(one for one in common if one in found)
-        return common or "the projections take no common scale layout"
+        return common or Declined("the projections take no common scale layout")
 
     def normalise(
         self, x: torch.Tensor, residual: torch.Tensor | None
@@ -122,8 +111,8 @@ class Site:
         if torch.compiler.is_compiling():
             return None
         chosen = self._choose(x, residual)
-        if isinstance(chosen, str):
-            self._leave(chosen)
+        if isinstance(chosen, Declined):
+            self.record.decline(chosen)
             return None
         maker, layout = chosen
         return self._attach(maker, MAKERS[maker](self.norm, x, residual, layout))
@@ -137,38 +126,34 @@ class Site:
         any collective of a tensor, where SGLang's all-reduce + add + norm kernel must run.
         """
         layouts = self._wanted(x)
-        if isinstance(layouts, str):
-            self._leave(layouts)
-            return None
-        kernels = backend.settings().kernels
-        if reason := allreduce.declines(layouts, kernels, self.norm, x, residual, attention_tp):
-            self._leave(reason)
+        if isinstance(layouts, Declined):
+            why: Declined | None = layouts
+        else:
+            kernels = backend.settings().kernels
+            why = allreduce.declines(layouts, kernels, self.norm, x, residual, attention_tp)
+        if why:
+            self.record.decline(why)
             return None
         return self._attach(allreduce.MAKER, allreduce.make(self.norm, x, residual, attention_tp))
-
-    def _leave(self, reason: str) -> None:
-        self.fallbacks[reason] += 1
-        _log_decline(self.fusion, reason)
 
     def _attach(self, maker: str, made: Made) -> tuple[torch.Tensor, torch.Tensor]:
         y, residual, quantised = made
         setattr(y, _CARRIER, (self, quantised))
-        self.made[maker] += 1
+        self.record.ran[maker] += 1
         return y, residual
 
-    def _wanted(self, x: torch.Tensor) -> tuple[ScaleLayout, ...] | str:
-        layouts = self.layouts
-        if isinstance(layouts, str):
-            return layouts
+    def _wanted(self, x: torch.Tensor) -> tuple[ScaleLayout, ...] | Declined:
+        if isinstance(self.layouts, Declined):
+            return self.layouts
         if x.shape[0] == 0:
-            return "no rows"
+            return Declined("no rows")
         if get_forward().sp_active:
-            return "a sequence-parallel projection gathers its own rows"
-        return layouts
+            return Declined("a sequence-parallel projection gathers its own rows")
+        return self.layouts
 
-    def _choose(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[str, ScaleLayout] | str:
+    def _choose(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[str, ScaleLayout] | Declined:
         layouts = self._wanted(x)
-        if isinstance(layouts, str):
+        if isinstance(layouts, Declined):
             return layouts
         if self.dispatchers and get_deepep_mode().resolve(get_is_extend_in_batch()).is_normal():
             # The dispatch takes one layout only; a projection may take it second best.
@@ -188,7 +173,7 @@ class Site:
         if layouts is not None and quantised.layout not in layouts:
             return None
         if not x.is_cuda and not describes(quantised, x):
-            raise RuntimeError(f"{name}: its input changed after {self.fusion} had quantised it")
+            raise RuntimeError(f"{name}: its input changed after {self.record.name} had quantised it")
         self.taken[name] += 1
         found: Quantised = quantised
         return found
@@ -209,7 +194,7 @@ class Site:
         quantised = self.take(hidden_states, DISPATCH, [dispatch_layout()]) if quantises else None
         if quantised is None:
             if quantises and isinstance(self.layouts, tuple):
-                self.fallbacks[f"{DISPATCH}: {NOT_TAKEN}"] += 1
+                self.record.declined[f"{DISPATCH}: {NOT_TAKEN}"] += 1
             return original(hidden_states=hidden_states, topk_output=topk_output)
         from sglang.srt.layers.moe.token_dispatcher import deepep
 
@@ -272,16 +257,18 @@ class QuantisingNorm(RMSNorm):  # type: ignore[misc]
         return super().forward(x, *args, **named) if found is None else found[0]
 
 
-def is_on() -> bool:
-    """Whether GLM53_DISABLE leaves the fusion on."""
-    return STEM not in backend.settings().disabled
+def is_on(fusion: str) -> bool:
+    """Whether GLM53_DISABLE leaves a fusion on."""
+    return fusion not in backend.settings().disabled
 
 
 def with_reads(attention: Any, ffn: Any) -> tuple[Any, Any]:
-    """The two stage declarations of a layer with this module's reads; unchanged where the fusion is off."""
-    if not is_on():
-        return attention, ffn
-    return dataclasses.replace(attention, read=AttentionRead()), dataclasses.replace(ffn, read=FfnRead())
+    """The two stage declarations of a layer, each with this module's read where its fusion is on."""
+    if is_on(ATTENTION_INPUT):
+        attention = dataclasses.replace(attention, read=AttentionRead())
+    if is_on(FFN_INPUT):
+        ffn = dataclasses.replace(ffn, read=FfnRead())
+    return attention, ffn
 
 
 def _gathered_after_norm(sparse: bool) -> bool:
@@ -317,23 +304,27 @@ def _ffn_site(layer: Any) -> Site:
     )
 
 
-def bind(layer: Any) -> None:
-    """Give a new decoder layer its sites, as layer.boundary_sites; none where the fusion is off."""
-    layer.boundary_sites = ()
-    if not is_on():
-        return
+def _attention_site(layer: Any) -> Site:
+    projection = layer.self_attn.fused_qkv_a_proj_with_mqa
+    return Site(ATTENTION_INPUT, layer.input_layernorm, {"fused_qkv_a_proj_with_mqa": projection})
+
+
+def _q_a_site(layer: Any) -> Site:
     attention = layer.self_attn
     stock = attention.q_a_layernorm
     attention.q_a_layernorm = QuantisingNorm(stock.hidden_size, eps=stock.variance_epsilon)
-    q_a = {"q_b_proj": attention.q_b_proj}
+    linears = {"q_b_proj": attention.q_b_proj}
     if attention.indexer is not None:
-        q_a["indexer.wq_b"] = attention.indexer.wq_b
-    qkv_a = {"fused_qkv_a_proj_with_mqa": attention.fused_qkv_a_proj_with_mqa}
-    layer.boundary_sites = (
-        Site(ATTENTION_INPUT, layer.input_layernorm, qkv_a),
-        _ffn_site(layer),
-        Site(Q_A, attention.q_a_layernorm, q_a),
-    )
+        linears["indexer.wq_b"] = attention.indexer.wq_b
+    return Site(Q_A, attention.q_a_layernorm, linears)
+
+
+_SITES = {ATTENTION_INPUT: _attention_site, FFN_INPUT: _ffn_site, Q_A: _q_a_site}
+
+
+def bind(layer: Any) -> None:
+    """Give a new decoder layer its sites, as layer.boundary_sites: one for each fusion that is on."""
+    layer.boundary_sites = tuple(site(layer) for fusion, site in _SITES.items() if is_on(fusion))
 
 
 def _notes(fusion: str, sites: list[Site]) -> list[str]:
@@ -349,34 +340,28 @@ def _notes(fusion: str, sites: list[Site]) -> list[str]:
     return notes
 
 
-def _describe_fusion(fusion: str, sites: list[Site]) -> dict[str, Any]:
-    if not is_on():
-        return {"stem": STEM, "state": "off", "reason": OFF}
-    reasons = Counter(site.layouts for site in sites if isinstance(site.layouts, str))
-    on = len(sites) - reasons.total()
-    listed = [f"{reason} ({count} of {len(sites)} layers)" for reason, count in reasons.items()]
-    taken, fallbacks = Counter[str](), Counter[str]()
+def _joined(name: str, sites: list[Site]) -> Fusion:
+    """One fusion's record over the sites that it has in the layers."""
+    if not is_on(name):
+        return Fusion.switched_off(name)
+    never = Counter(site.layouts.reason for site in sites if isinstance(site.layouts, Declined))
+    on = len(sites) - never.total()
+    listed = [f"{reason} ({count} of {len(sites)} layers)" for reason, count in never.items()]
+    joined = Fusion(name, "on" if on else "declined", "; ".join(listed) or None)
+    joined.note = "; ".join(_notes(name, sites)) or None
+    taken = Counter[str]()
     for site in sites:
         taken.update(site.taken)
-        fallbacks.update(site.fallbacks)
-        for name in site.linears:
-            fallbacks[f"{name}: {NOT_TAKEN}"] += site.made.total() - site.taken[name]
-    return {
-        "stem": STEM,
-        "state": "on" if on else "declined",
-        "reason": "; ".join(listed) or None,
-        "note": "; ".join(_notes(fusion, sites)) or None,
-        "layers": on,
-        "made": dict(sum((site.made for site in sites), Counter[str]())),
-        "taken": dict(taken),
-        "fallbacks": dict(+fallbacks),
-    }
+        joined.ran.update(site.record.ran)
+        joined.declined.update(site.record.declined)
+        for linear in site.linears:
+            joined.declined[f"{linear}: {NOT_TAKEN}"] += site.record.ran.total() - site.taken[linear]
+    joined.details = {"layers": on, "taken": dict(taken)}
+    return joined
 
 
-def describe(layers: Iterable[Any]) -> dict[str, Any]:
-    """For each fusion its state, the reason for it and its counters, in builtin types. layers: bound ones."""
+def fusions(layers: Iterable[Any]) -> list[Fusion]:
+    """The record of each fusion of NAMES. layers: bound ones. details: the layers where it can run, and how
+    often each projection took an FP8 form."""
     sites = [site for layer in layers for site in layer.boundary_sites]
-    return {
-        fusion: _describe_fusion(fusion, [site for site in sites if site.fusion == fusion])
-        for fusion in FUSIONS
-    }
+    return [_joined(name, [site for site in sites if site.record.name == name]) for name in NAMES]

@@ -18,8 +18,9 @@ from sglang.srt.layers.quantization.fp8_utils import (
 )
 from sglang.srt.runtime_context import get_platform
 
+from sglang_glm53.fusion import Declined
 from sglang_glm53.geometry import FP8_BLOCK
-from sglang_glm53.kernels import add_rmsnorm_quant
+from sglang_glm53.kernels import add_rmsnorm_quant, backend
 from sglang_glm53.kernels.fp8 import FP8, GROUP, ScaleLayout, empty_scales, quantise_into
 
 # What FlashInfer 0.7.2's kernel takes (norm/__init__.py, fused_add_rmsnorm_fp8_block_quant).
@@ -65,7 +66,7 @@ def dispatch_layout() -> ScaleLayout:
     return ScaleLayout.PACKED_UE8M0 if packed else ScaleLayout.ROW_MAJOR
 
 
-def input_layouts(linear: Any) -> tuple[ScaleLayout, ...] | str:
+def input_layouts(linear: Any) -> tuple[ScaleLayout, ...] | Declined:
     """The scale layouts of an FP8 input that a linear layer takes, best first; else why it takes none.
 
     A method of this package's own says so itself, as prequantised_layouts.
@@ -76,23 +77,23 @@ def input_layouts(linear: Any) -> tuple[ScaleLayout, ...] | str:
     if declared:
         return declared
     if not isinstance(method, Fp8LinearMethod):
-        return f"{type(method).__name__} takes no FP8 input"
+        return Declined(f"{type(method).__name__} takes no FP8 input")
     if method.use_marlin or method.use_mxfp8 or method.block_fp8_as_mxfp8:
-        return "the weights are not served as FP8 blocks"
+        return Declined("the weights are not served as FP8 blocks")
     if tuple(method.weight_block_size or ()) != FP8_BLOCK:
-        return f"weight blocks of {method.weight_block_size}"
+        return Declined(f"weight blocks of {method.weight_block_size}")
     product = method.w8a8_block_fp8_linear
     if product is triton_w8a8_block_fp8_linear:
         return (ScaleLayout.ROW_MAJOR,)
     if product is deepgemm_w8a8_block_fp8_linear_with_fallback:
         return _deepgemm_layouts(*linear.weight.shape)
     name = getattr(product, "func", product).__name__
-    return f"the FP8 backend {name} as configured takes no FP8 input"
+    return Declined(f"the FP8 backend {name} as configured takes no FP8 input")
 
 
-def _deepgemm_layouts(outputs: int, inputs: int) -> tuple[ScaleLayout, ...] | str:
+def _deepgemm_layouts(outputs: int, inputs: int) -> tuple[ScaleLayout, ...] | Declined:
     if outputs % 64 or inputs % GROUP:
-        return f"DeepGEMM leaves weights of {outputs} x {inputs} to Triton"
+        return Declined(f"DeepGEMM leaves weights of {outputs} x {inputs} to Triton")
     if deep_gemm_wrapper.DEEPGEMM_SCALE_UE8M0:
         return (ScaleLayout.PACKED_UE8M0,)
     # DeepGEMM brings row-major scales into TMA's order itself, with one launch more.
@@ -125,8 +126,10 @@ def make_by_flashinfer(
 def make_by_own_kernel(
     norm: Any, x: torch.Tensor, residual: torch.Tensor | None, layout: ScaleLayout
 ) -> Made:
-    """This package's kernel; the residual is updated in place, x is left as it is."""
-    made = add_rmsnorm_quant.add_rmsnorm_quant(x, residual, norm.weight.data, norm.variance_epsilon, layout)
+    """This package's kernel, which has not declined; the residual is updated in place, x is left as it is."""
+    made = add_rmsnorm_quant.add_rmsnorm_quant(
+        x, residual, norm.weight.data, norm.variance_epsilon, layout, how=backend.implementation(x.device)
+    )
     assert made.y is not None and made.q is not None and made.scale is not None
     return made.y, x if residual is None else residual, Quantised(made.q, made.scale, layout)
 
@@ -161,30 +164,30 @@ def _flashinfer_takes(x: torch.Tensor, residual: torch.Tensor | None, layout: Sc
     )
 
 
-def unfit(rows: torch.Tensor) -> str | None:
+def unfit(rows: torch.Tensor) -> Declined | None:
     """Why activations, or a norm's weights, of this dtype and width are not quantised; None when they are."""
     if rows.dtype != torch.bfloat16:
-        return f"the activations are {str(rows.dtype).removeprefix('torch.')}, not bfloat16"
+        return Declined(f"the activations are {str(rows.dtype).removeprefix('torch.')}, not bfloat16")
     if rows.shape[-1] % GROUP:
-        return f"{rows.shape[-1]} channels are no multiple of {GROUP}"
+        return Declined(f"{rows.shape[-1]} channels are no multiple of {GROUP}")
     return None
 
 
 def choose_maker(
     kernels: str, norm: Any, x: torch.Tensor, residual: torch.Tensor | None, layouts: Sequence[ScaleLayout]
-) -> tuple[str, ScaleLayout] | str:
+) -> tuple[str, ScaleLayout] | Declined:
     """Which of MAKERS serves this norm, and the layout it makes; else why none does.
 
     kernels: GLM53_KERNELS. layouts: those that the projections take, best first.
     """
-    if reason := unfit(x):
-        return reason
+    if why := unfit(x):
+        return why
     layout = layouts[0]
     if kernels == "torch" or (kernels == "auto" and not x.is_cuda):
         return "torch", layout
     if is_batch_invariant_mode_enabled():
-        return "batch-invariant inference asks for SGLang's own norm"
+        return Declined("batch-invariant inference asks for SGLang's own norm")
     if kernels == "auto" and _flashinfer_takes(x, residual, layout):
         return "flashinfer", layout
-    reason = add_rmsnorm_quant.declines(x, residual, norm.weight)
-    return reason or (add_rmsnorm_quant.CARD.stem, layout)
+    why = add_rmsnorm_quant.declines(x, residual, norm.weight)
+    return why or (add_rmsnorm_quant.CARD.stem, layout)

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from sglang_glm53 import __version__, config, upstream
+from sglang_glm53.fusion import FUSIONS
 from sglang_glm53.kernels import jit
-from sglang_glm53.kernels.cards import STEMS
 from sglang_glm53.serving import hooks
 
 OK, WARN, FAIL = "ok", "warn", "FAIL"
@@ -155,7 +155,7 @@ def check_selection(environ: Mapping[str, str]) -> Iterator[Check]:
 def check_environment(environ: Mapping[str, str]) -> tuple[Check, config.Config]:
     """The GLM53_* variables, and the settings they give (the defaults when one is wrong)."""
     try:
-        return Check(OK, "GLM53_* variables"), config.read(environ, STEMS)
+        return Check(OK, "GLM53_* variables"), config.read(FUSIONS, environ)
     except ValueError as error:
         wrong = re.findall(r"(?:^|; )(GLM53_\w+)", str(error))
         return Check(FAIL, str(error), f"unset {' '.join(wrong)}"), config.Config()

@@ -41,7 +41,7 @@ def _describe(card: KernelCard) -> dict[str, Any]:
         "numerics": list(card.numerics),
         "declines": dict(card.declines),
         "fallback": card.fallback,
-        "off_switch": f"GLM53_DISABLE={card.stem}",
+        "off_switch": card.off_switch,
         "peers": list(card.peers),
         "measured": card.measured,
         "files": card.files(),
@@ -58,7 +58,7 @@ def _print_card(card: KernelCard) -> None:
         ("measured", [card.measured]),
         ("declines", card.declines.values()),
         ("fallback", [card.fallback]),
-        ("off switch", [f"GLM53_DISABLE={card.stem}"]),
+        ("off switch", [card.off_switch]),
         ("source", [card.files()["kernel"]]),
     ]
     print(card.stem)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from sglang_glm53.fusion import Declined
 from sglang_glm53.kernels import backend, jit
 from sglang_glm53.kernels.cards import CARDS
 from sglang_glm53.kernels.fp8 import FP8, GROUP, ScaleLayout, empty_scales, quantise_into
@@ -28,19 +29,18 @@ def _is_aligned(tensor: torch.Tensor) -> bool:
     return (tensor.data_ptr() | rows) % ROW_ALIGNMENT == 0
 
 
-def declines(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor) -> str | None:
+def declines(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor) -> Declined | None:
     """Why the kernel does not take this call, one of CARD.declines; None when it does."""
     tensors = [x, weight] if residual is None else [x, weight, residual]
     hidden = x.shape[-1]
     held = {
-        "disabled": CARD.stem not in backend.settings().disabled,
         "dtype": all(tensor.dtype == torch.bfloat16 for tensor in tensors),
         "hidden": 0 < hidden <= MAX_HIDDEN and hidden % GROUP == 0,
         "columns": all(tensor.stride(-1) == 1 for tensor in tensors),
         "alignment": all(_is_aligned(tensor) for tensor in tensors),
         "device": backend.is_supported(x.device),
     }
-    return next((CARD.declines[key] for key, holds in held.items() if not holds), None)
+    return next((Declined(CARD.declines[key]) for key, holds in held.items() if not holds), None)
 
 
 def add_rmsnorm_quant(
@@ -51,11 +51,13 @@ def add_rmsnorm_quant(
     layout: ScaleLayout | None = None,
     *,
     with_y: bool = True,
+    how: str = "",
 ) -> Normed:
     """Add x to residual in place, normalise, and quantise for the next FP8 products.
 
     x, residual: [M, H]; weight: [H]. layout: how the scales are stored; None leaves q and scale out.
     Without a residual y is the norm of x. What the kernel declines runs in torch, there also in float32.
+    how: the implementation, of a caller that has asked declines() itself; chosen here when empty.
     Raises ValueError when the shapes or devices disagree, when neither y nor q is asked for, when q is
     asked for and H is no multiple of 128, and when GLM53_KERNELS chooses what cannot run on x's device.
     """
@@ -67,7 +69,7 @@ def add_rmsnorm_quant(
         q = torch.empty(rows, hidden, dtype=FP8, device=x.device)
         scale = empty_scales(rows, hidden, layout, x.device)
     if rows:
-        torch.ops.glm53.add_rmsnorm_quant(x, residual, weight, y, q, scale, eps)
+        torch.ops.glm53.add_rmsnorm_quant(x, residual, weight, y, q, scale, eps, how)
     return Normed(y, q, scale)
 
 
@@ -101,16 +103,13 @@ def _run(
     q: torch.Tensor | None,
     scale: torch.Tensor | None,
     eps: float,
+    how: str,
 ) -> None:
-    chosen = backend.implementation(x.device)
-    if chosen != "torch" and (reason := declines(x, residual, weight)):
-        backend.decline(CARD.stem, reason)
-        chosen = "torch"
-    backend.ran[CARD.stem, chosen] += 1
-    if chosen == "torch":
+    how = how or backend.choose(CARD.stem, x.device, declines(x, residual, weight))
+    if how == "torch":
         _run_torch(x, residual, weight, y, q, scale, eps)
     else:
-        module = jit.cuda_module(CARD.stem) if chosen == "cuda" else jit.emulated_module(CARD.stem)
+        module = jit.cuda_module(CARD.stem) if how == "cuda" else jit.emulated_module(CARD.stem)
         module.add_rmsnorm_quant(x, residual, weight, y, q, scale, eps)
 
 
@@ -137,6 +136,6 @@ def _run_torch(
 
 backend.register(
     "add_rmsnorm_quant(Tensor x, Tensor(a!)? residual, Tensor weight, Tensor(b!)? y, Tensor(c!)? q, "
-    "Tensor(d!)? scale, float eps) -> ()",
+    "Tensor(d!)? scale, float eps, str how) -> ()",
     _run,
 )

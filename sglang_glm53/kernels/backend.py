@@ -10,21 +10,18 @@ from collections.abc import Callable
 import torch
 
 from sglang_glm53 import config
-from sglang_glm53.kernels.cards import STEMS
-
-logger = logging.getLogger("sglang_glm53")
+from sglang_glm53.fusion import FUSIONS, Declined, log_once
 
 MIN_CAPABILITY = (9, 0)
 
-# (stem, reason) and (stem, implementation) to how often, in this process. A replayed CUDA graph adds nothing.
+# (stem, reason) to how often a call ran in torch instead, in this process.
 declined: Counter[tuple[str, str]] = Counter()
-ran: Counter[tuple[str, str]] = Counter()
 
 
 @functools.cache
 def settings() -> config.Config:
     """The environment's settings, read once. Raises ValueError as config.read does."""
-    return config.read(stems=STEMS)
+    return config.read(FUSIONS)
 
 
 @functools.cache
@@ -35,13 +32,6 @@ def _has_capability(index: int) -> bool:
 def is_supported(device: torch.device) -> bool:
     """Whether our kernels run there: on a CPU (emulated) and on GPUs from Hopper on."""
     return device.type != "cuda" or _has_capability(torch.cuda.current_device())
-
-
-def decline(stem: str, reason: str) -> None:
-    """Count that a kernel did not take a call, and log each reason once."""
-    declined[stem, reason] += 1
-    if declined[stem, reason] == 1:
-        logger.warning("%s runs in torch: %s", stem, reason)
 
 
 def implementation(device: torch.device) -> str:
@@ -55,6 +45,19 @@ def implementation(device: torch.device) -> str:
     if chosen == "auto":
         return "cuda" if device.type == "cuda" else "torch"
     return chosen
+
+
+def choose(stem: str, device: torch.device, why: Declined | None) -> str:
+    """The implementation that serves a call; torch, counted and logged once, where the kernel declines it.
+
+    why: what the kernel's declines() says of the call. Raises ValueError as implementation() does.
+    """
+    chosen = implementation(device)
+    if chosen == "torch" or why is None:
+        return chosen
+    declined[stem, why.reason] += 1
+    log_once(f"{stem} runs in torch: {why.reason}", logging.WARNING)
+    return "torch"
 
 
 _LIBRARY = torch.library.Library("glm53", "FRAGMENT")  # type: ignore[no-untyped-call]

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
 
+from sglang_glm53.fusion import ATTENTION_INPUT, FFN_INPUT, INDEXER_TOPK, Q_A
+
 NOT_MEASURED = "not run on a GPU"
 EXAMPLE_ROWS = (1, 8, 64)
 
@@ -33,13 +35,14 @@ class Traffic:
 class KernelCard:
     """One kernel's contract. The document and `glm53 kernels` print it, tests hold the kernel to it.
 
-    stem: the name of the .cuh, the op, the reference and the test, and what GLM53_DISABLE calls it.
+    stem: the name of the .cuh, the op, the reference and the test. fusions: those that call it.
     replaces: the upstream calls, in order, each `name`, file:line of SGLang 0.5.23. tensors: name and what it
     must be.
     declines: every reason for which the op runs its fallback instead, by a short key.
     """
 
     stem: str
+    fusions: tuple[str, ...]
     summary: str
     replaces: tuple[str, ...]
     tensors: tuple[tuple[str, str], ...]
@@ -55,6 +58,11 @@ class KernelCard:
         """Bytes that a call with every output must read and write, each value once."""
         return sum(part.moved(rows, sizes) for part in self.traffic)
 
+    @property
+    def off_switch(self) -> str:
+        """The variable that turns off every fusion that calls it."""
+        return f"GLM53_DISABLE={','.join(self.fusions)}"
+
     def files(self) -> dict[str, str]:
         """Where its parts are, from the repository's root."""
         return {
@@ -67,6 +75,7 @@ class KernelCard:
 
 _ADD_RMSNORM_QUANT = KernelCard(
     stem="add_rmsnorm_quant",
+    fusions=(ATTENTION_INPUT, FFN_INPUT, Q_A),
     summary="residual += x; y = rmsnorm(residual) * weight; q, scale = y in FP8, one scale for 128 channels",
     replaces=(
         "`fused_add_rmsnorm`, sglang/srt/layers/layernorm.py:628, or without a residual",
@@ -121,7 +130,6 @@ _ADD_RMSNORM_QUANT = KernelCard(
     ),
     declines=MappingProxyType(
         {
-            "disabled": "GLM53_DISABLE names add_rmsnorm_quant",
             "dtype": "x, residual and weight are not all bfloat16",
             "hidden": "the hidden size is not a multiple of 128 from 128 to 8192",
             "columns": "a row of x or residual is not contiguous",
@@ -139,6 +147,7 @@ _ADD_RMSNORM_QUANT = KernelCard(
 
 _INDEXER_TOPK = KernelCard(
     stem="indexer_topk",
+    fusions=(INDEXER_TOPK,),
     summary="the positions of a row's k largest logits, ascending, ties to the lowest, as slots of the pool",
     replaces=(
         "`_topk_transform_v2_paged`, sglang/srt/layers/attention/dsa/dsa_topk_backend.py:133, in decode and "
@@ -177,7 +186,6 @@ _INDEXER_TOPK = KernelCard(
     ),
     declines=MappingProxyType(
         {
-            "disabled": "GLM53_DISABLE names indexer_topk",
             "dtype": "the logits are neither float32 nor bfloat16",
             "k": "k is over 2048",
             "columns": "a row of logits is not contiguous",
@@ -196,9 +204,6 @@ _INDEXER_TOPK = KernelCard(
 CARDS: Mapping[str, KernelCard] = MappingProxyType(
     {card.stem: card for card in (_ADD_RMSNORM_QUANT, _INDEXER_TOPK)}
 )
-DRAFT_ARGMAX = "draft_argmax"
-# What GLM53_DISABLE may name: the kernels, and the fusion that needs none.
-STEMS = frozenset({*CARDS, DRAFT_ARGMAX})
 
 
 def _size_text(part: Traffic) -> str:
@@ -237,7 +242,7 @@ def _card_lines(card: KernelCard, sizes: Mapping[str, int]) -> Iterable[str]:
     yield from _section("Launches removed", card.launches_removed)
     yield from _section("Numerics", card.numerics)
     yield from _section("Declines when", card.declines.values())
-    yield from ("", f"Then it runs {card.fallback}. Off switch: `GLM53_DISABLE={card.stem}`.")
+    yield from ("", f"Then it runs {card.fallback}. Off switch: `{card.off_switch}`.")
     yield from _section("Peers", card.peers)
     yield from _section("Files", (f"{what}: `{path}`" for what, path in card.files().items()))
     yield ""

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from sglang_glm53.fusion import Declined
 from sglang_glm53.geometry import MAX_INDEX_TOPK
 from sglang_glm53.kernels import backend, jit
 from sglang_glm53.kernels.cards import CARDS
@@ -23,18 +24,17 @@ class Selection(NamedTuple):
     positions: torch.Tensor | None
 
 
-def declines(logits: torch.Tensor, k: int) -> str | None:
+def declines(logits: torch.Tensor, k: int) -> Declined | None:
     """Why the kernel does not take this call, one of CARD.declines; None when it does."""
     rows = logits.stride(0) * logits.element_size() if logits.shape[0] > 1 else 0
     held = {
-        "disabled": CARD.stem not in backend.settings().disabled,
         "dtype": logits.dtype in (torch.float32, torch.bfloat16),
         "k": k <= MAX_INDEX_TOPK,
         "columns": logits.stride(1) == 1 or logits.shape[1] == 1,
         "alignment": (logits.data_ptr() | rows) % ROW_ALIGNMENT == 0,
         "device": backend.is_supported(logits.device),
     }
-    return next((CARD.declines[key] for key, holds in held.items() if not holds), None)
+    return next((Declined(CARD.declines[key]) for key, holds in held.items() if not holds), None)
 
 
 def indexer_topk(
@@ -48,6 +48,7 @@ def indexer_topk(
     row_starts: torch.Tensor | None = None,
     out_offsets: torch.Tensor | None = None,
     with_positions: bool = False,
+    how: str = "",
 ) -> Selection:
     """Select the k largest logits of each row, ties to the lowest position, NaN last.
 
@@ -56,6 +57,7 @@ def indexer_topk(
     page_size (a power of two) and row_to_request [rows] int32 (a row's own line without it), or else by
     adding out_offsets [rows] int32. row_starts [rows] int32: where a row's logits begin.
     What lies past a row's width or the page table counts as not there. Same logits, same answer.
+    how: the implementation, of a caller that has asked declines() itself; chosen here when empty.
     Raises ValueError when a tensor has another shape, dtype or device, and when GLM53_KERNELS chooses what
     cannot run there.
     """
@@ -73,7 +75,7 @@ def indexer_topk(
     if rows:
         torch.ops.glm53.indexer_topk(
             *(logits, lengths, page_table, row_to_request, row_starts, out_offsets, page_size),
-            *(slots, counts, positions),
+            *(slots, counts, positions, how),
         )
     return Selection(slots, counts, positions)
 
@@ -126,20 +128,17 @@ def _run(
     slots: torch.Tensor,
     counts: torch.Tensor,
     positions: torch.Tensor | None,
+    how: str,
 ) -> None:
-    chosen = backend.implementation(logits.device)
-    if chosen != "torch" and (reason := declines(logits, slots.shape[1])):
-        backend.decline(CARD.stem, reason)
-        chosen = "torch"
-    backend.ran[CARD.stem, chosen] += 1
-    if chosen == "torch":
+    how = how or backend.choose(CARD.stem, logits.device, declines(logits, slots.shape[1]))
+    if how == "torch":
         found, length = _select(logits, lengths, page_table, row_starts, page_size, slots.shape[1])
         counts.copy_(length.clamp(max=slots.shape[1]))
         slots.copy_(_slots(found, page_table, row_to_request, out_offsets, page_size))
         if positions is not None:
             positions.copy_(found)
         return
-    module = jit.cuda_module(CARD.stem) if chosen == "cuda" else jit.emulated_module(CARD.stem)
+    module = jit.cuda_module(CARD.stem) if how == "cuda" else jit.emulated_module(CARD.stem)
     module.indexer_topk(
         *(logits, lengths, page_table, row_to_request, row_starts, out_offsets, page_size),
         *(slots, counts, positions),
@@ -200,6 +199,6 @@ def _slots(
 backend.register(
     "indexer_topk(Tensor logits, Tensor lengths, Tensor? page_table, Tensor? row_to_request, "
     "Tensor? row_starts, Tensor? out_offsets, int page_size, Tensor(a!) slots, Tensor(b!) counts, "
-    "Tensor(c!)? positions) -> ()",
+    "Tensor(c!)? positions, str how) -> ()",
     _run,
 )

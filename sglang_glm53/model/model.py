@@ -13,6 +13,7 @@ from sglang.srt.models.deepseek_v2 import DeepseekV2DecoderLayer, DeepseekV2Mode
 from sglang.srt.models.glm4_moe import GlmMoeDsaForCausalLM
 
 from sglang_glm53.boundary import fused_norm
+from sglang_glm53.fusion import Fusion
 from sglang_glm53.model.attention import Glm53Attention
 from sglang_glm53.model.indexer import Glm53Indexer
 from sglang_glm53.model.moe import Glm53MoE, Glm53MoEGate
@@ -142,6 +143,6 @@ class Glm53ForCausalLM(GlmMoeDsaForCausalLM):  # type: ignore[misc]
         """Load a checkpoint's tensors, strictly (see weights/loading.py)."""
         loading.load_strictly(self, weights, super().load_weights, draft=False)
 
-    def fusions(self) -> dict[str, Any]:
-        """The state and counters of each fusion over this rank's layers, for the status."""
-        return fused_norm.describe(self.model.layers[i] for i in range(self.start_layer, self.end_layer))
+    def fusions(self) -> list[Fusion]:
+        """The records of the fusions in this rank's layers."""
+        return fused_norm.fusions(self.model.layers[i] for i in range(self.start_layer, self.end_layer))

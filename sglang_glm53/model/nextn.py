@@ -18,9 +18,9 @@ from sglang.srt.model_executor.runner_utils.capture_mode import get_is_capture_m
 from sglang.srt.models import deepseek_nextn, deepseek_v2
 from sglang.srt.models.glm4_moe import GlmMoeDsaForCausalLMNextN
 
+from sglang_glm53.fusion import DRAFT_ARGMAX, Declined, Fusion
 from sglang_glm53.model.attention import Glm53Attention
 from sglang_glm53.model.model import LAYER_CLASSES, Glm53DecoderLayer, built_from
-from sglang_glm53.speculative import draft_argmax
 from sglang_glm53.speculative.draft_argmax import DraftLogitsProcessor
 from sglang_glm53.weights import loading
 
@@ -89,19 +89,37 @@ class Glm53ForCausalLMNextN(GlmMoeDsaForCausalLMNextN):  # type: ignore[misc]
         loading.load_strictly(self, weights, super().load_weights, draft=True)
 
 
+def _loaded(scheduler: Any) -> tuple[Any, Any] | Declined:
+    """SGLang's draft worker and its model, one of ours; else why this process has none."""
+    if scheduler.draft_worker is None:
+        return Declined("--speculative-algorithm is not given")
+    # The last pipeline stage alone has one.
+    draft: Any = getattr(scheduler.draft_worker, "_draft_worker", None)
+    model = draft and draft.draft_runner.model
+    if not isinstance(model, Glm53ForCausalLMNextN):
+        return Declined("this process holds no MTP layer")
+    return draft, model
+
+
+def fusion(scheduler: Any) -> Fusion:
+    """The draft argmax's record in this process. scheduler: as describe()'s."""
+    found = _loaded(scheduler)
+    if isinstance(found, Declined):
+        return Fusion(DRAFT_ARGMAX, "off", found.reason)
+    record: Fusion = found[1].logits_processor.record
+    return record
+
+
 def describe(scheduler: Any) -> dict[str, Any]:
     """Speculative decoding in this process, in builtin types, read from the loaded draft worker.
 
     scheduler: SGLang's Scheduler after loading. tokens: those that verification gave, its own included;
     verified: the requests' verifies. draft_steps: by where their selection came from.
     """
-    if scheduler.draft_worker is None:
-        return {"state": "off", "reason": "--speculative-algorithm is not given"}
-    # The last pipeline stage alone has one.
-    draft: Any = getattr(scheduler.draft_worker, "_draft_worker", None)
-    model = draft and draft.draft_runner.model
-    if not isinstance(model, Glm53ForCausalLMNextN):
-        return {"state": "off", "reason": "this process holds no MTP layer"}
+    found = _loaded(scheduler)
+    if isinstance(found, Declined):
+        return {"state": "off", "reason": found.reason}
+    draft, model = found
     counts = scheduler.metrics_reporter
     return {
         "state": "on",
@@ -111,6 +129,5 @@ def describe(scheduler: Any) -> dict[str, Any]:
         "shared_selection": bool(draft.seed_dsa_topk_from_draft_extend),
         "draft_steps": {source: steps[source] for source in ("reused", "recomputed", "invalid")},
         "tokens": counts.spec_total_num_accept_tokens + counts.spec_num_accept_tokens,
-        "argmax": draft_argmax.describe(model.logits_processor),
         "verified": counts.spec_total_num_forward_ct + counts.spec_num_forward_ct,
     }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from sglang_glm53 import IMPL, PLATFORM_NAME, config, geometry, upstream
-from sglang_glm53.kernels.cards import STEMS
+from sglang_glm53.fusion import FUSIONS
 from sglang_glm53.serving import deepep_capacity, hooks
 from sglang_glm53.serving.seams import Group
 
@@ -47,7 +47,7 @@ def version_reason(found: str | None) -> str | None:
 def settings() -> tuple[config.Config, list[str]]:
     """The environment's settings, and what is wrong with them (the settings are the defaults then)."""
     try:
-        return config.read(stems=STEMS), []
+        return config.read(FUSIONS), []
     except ValueError as error:
         return config.Config(), [str(error)]
 

@@ -69,6 +69,7 @@ def describe(scheduler: Any) -> dict[str, Any]:
     """
     runner = scheduler.tp_worker.model_runner
     model, parallel = runner.model, get_parallel()
+    fusions = [*model.fusions(), selection.fusion(), nextn.fusion(scheduler)]
     return {
         "version": __version__,
         "seams": hooks.fingerprint(),
@@ -83,8 +84,7 @@ def describe(scheduler: Any) -> dict[str, Any]:
             "moe_ep": parallel.moe_ep_rank,
         },
         "schedule": _describe_layers(model),
-        "fusions": model.fusions(),
-        "selection": selection.describe(),
+        "fusions": {fusion.name: fusion.describe() for fusion in fusions},
         "overlap": strategy.describe(model.model.first_k_dense_replace),
         "mtp": nextn.describe(scheduler),
         "pools": _describe_pool(runner.token_to_kv_pool),
@@ -123,7 +123,6 @@ def rows(status: dict[str, Any]) -> list[tuple[str, str]]:
             f"{pools['index_dtype']}, {pages}",
         ),
         ("router bias", str(schedule["router_bias_dtype"])),
-        ("selection", _fusion_row(status["selection"])),
         ("overlap", _fusion_row(status["overlap"])),
         ("MTP", _mtp_row(status["mtp"])),
         *((f"fusion {name}", _fusion_row(entry)) for name, entry in status["fusions"].items()),

@@ -18,9 +18,6 @@ speculative/eagle_utils.py:648, :745 (verification).
 
 from __future__ import annotations
 
-import functools
-import logging
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -30,12 +27,9 @@ from sglang.srt.environ import envs
 from sglang.srt.layers.logits_processor import LogitsProcessor
 from sglang.srt.runtime_context import get_parallel, get_spec
 
+from sglang_glm53.fusion import DRAFT_ARGMAX, Declined, Fusion
 from sglang_glm53.kernels import backend
-from sglang_glm53.kernels.cards import DRAFT_ARGMAX
 
-logger = logging.getLogger("sglang_glm53")
-
-OFF = f"GLM53_DISABLE names {DRAFT_ARGMAX}"
 NOT_GATHERED = "one rank has the whole vocabulary: nothing is gathered"
 ALL_DP_RANKS = (
     "the vocabulary is split over the attention-DP ranks, of which an idle one would gather otherwise: "
@@ -47,13 +41,13 @@ LOGPROBS = "the draft's logprobs are asked for"
 LOW = -1e30  # finite: a softmax over blocks divides by zero in a block of infinities
 
 
-def _static_reason(processor: LogitsProcessor) -> tuple[str, str | None]:
-    """The state of a finished processor, "on", "off" or "declined", and the reason for the latter two."""
+def _record(processor: LogitsProcessor) -> Fusion:
+    """The record of a finished processor: its state is decided once."""
     spec = get_spec()
     if DRAFT_ARGMAX in backend.settings().disabled:
-        return "off", OFF
+        return Fusion.switched_off(DRAFT_ARGMAX)
     if not processor.do_tensor_parallel_all_gather:
-        return "off", NOT_GATHERED
+        return Fusion(DRAFT_ARGMAX, "off", NOT_GATHERED)
     checks = [
         name
         for name in ("SGLANG_ENABLE_NAN_LOGITS_CHECK", "SGLANG_ENABLE_ASYNC_ASSERT")
@@ -69,12 +63,7 @@ def _static_reason(processor: LogitsProcessor) -> tuple[str, str | None]:
         f"{' and '.join(checks)} examines the draft's logits": bool(checks),
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None)
-    return ("declined", reason) if reason else ("on", None)
-
-
-@functools.cache
-def _log(reason: str) -> None:
-    logger.info("the draft's logits are gathered whole: %s", reason)
+    return Fusion(DRAFT_ARGMAX, "declined" if reason else "on", reason)
 
 
 def best(shard: torch.Tensor, first: int, vocab_size: int) -> torch.Tensor:
@@ -121,14 +110,12 @@ class DraftLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
     """The logits processor of the draft model.
 
     Every choice that it makes is the same on all ranks of the group and comes before the first collective.
-    Counters are of Python calls: a replayed CUDA graph adds nothing, and a traced call neither.
+    record: a traced call adds nothing to it.
     """
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
-        self.state, self.reason = _static_reason(self)
-        self.calls = 0
-        self.declined: Counter[str] = Counter()
+        self.record = _record(self)
 
     def _get_logits(
         self,
@@ -139,26 +126,22 @@ class DraftLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         use_logits_buffer: bool = True,
     ) -> torch.Tensor:
         """Upstream's, or what stands in its place: see the module's docstring."""
-        reason = self.reason or (LOGPROBS if logits_metadata.extend_return_logprob else None)
+        reason = self.record.reason or (LOGPROBS if logits_metadata.extend_return_logprob else None)
         traced = torch.compiler.is_compiling()
         if reason or traced:
-            if not traced:
-                self._decline(str(reason))
+            if reason and not traced:
+                self.record.decline(Declined(reason))
             logits: torch.Tensor = super()._get_logits(
                 hidden_states, lm_head, logits_metadata, embedding_bias, use_logits_buffer
             )
             return logits
-        self.calls += 1
+        self.record.ran["torch"] += 1
         group = get_parallel().attn_tp_group if self.use_attn_tp_group else get_parallel().tp_group
         with self._shard_alone():
             shard = super()._get_logits(hidden_states, lm_head, logits_metadata, embedding_bias, False)
         pairs = best(shard, group.rank_in_group * shard.shape[1], self.vocab_size)
         buffer = logits_metadata.next_token_logits_buffer if use_logits_buffer else None
         return in_place_of_logits(winners(gather(group, pairs)), self.vocab_size, buffer)
-
-    def _decline(self, reason: str) -> None:
-        self.declined[reason] += 1
-        _log(reason)
 
     @contextmanager
     def _shard_alone(self) -> Iterator[None]:
@@ -168,14 +151,3 @@ class DraftLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
             yield
         finally:
             self.do_tensor_parallel_all_gather = True
-
-
-def describe(processor: DraftLogitsProcessor) -> dict[str, Any]:
-    """The state, its reason and the counters of a draft model's `logits_processor`, in builtin types."""
-    return {
-        "stem": DRAFT_ARGMAX,
-        "state": processor.state,
-        "reason": processor.reason,
-        "calls": processor.calls,
-        "declined": dict(processor.declined),
-    }

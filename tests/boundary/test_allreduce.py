@@ -20,6 +20,7 @@ from sglang.srt.layers.layernorm import RMSNorm
 from sglang_glm53.boundary import allreduce, fused_norm
 from sglang_glm53.boundary.fused_norm import AttentionRead, FfnRead, Site
 from sglang_glm53.boundary.producers import quantise
+from sglang_glm53.fusion import log_once
 from sglang_glm53.kernels.fp8 import GROUP, ScaleLayout
 
 ROW, COLUMN, PACKED = ScaleLayout.ROW_MAJOR, ScaleLayout.COLUMN_MAJOR, ScaleLayout.PACKED_UE8M0
@@ -175,8 +176,8 @@ def test_one_kernel_completes_the_sum_and_gives_both_forms(stage, count, served)
     wanted = quantise(y, PACKED)
     assert torch.equal(q.view(torch.uint8), wanted.q.view(torch.uint8))
     assert torch.equal(scales, wanted.scales) and scales.stride() == (1, -(-count // 4) * 4)
-    assert (served.site.made, served.site.taken) == ({"flashinfer_allreduce": 1}, {"gate_up": 1})
-    assert (served.site.fallbacks, served.stock) == ({}, [])
+    assert (served.site.record.ran, served.site.taken) == ({"flashinfer_allreduce": 1}, {"gate_up": 1})
+    assert (served.site.record.declined, served.stock) == ({}, [])
 
 
 @pytest.mark.parametrize(("stage", "attention_tp"), [("attention", False), ("ffn", True)])
@@ -249,7 +250,7 @@ MNNVL = (
 def test_a_decline_leaves_everything_to_sglangs_kernel(
     stage, spoil, x, reason, served, choose, monkeypatch, caplog
 ):
-    fused_norm._log_decline.cache_clear()
+    log_once.cache_clear()
     spoil(served, monkeypatch, choose)
     residual = rows(3, 1)
     kept = x.clone(), residual.clone()
@@ -260,9 +261,9 @@ def test_a_decline_leaves_everything_to_sglangs_kernel(
     assert (owed.partial if stage == "attention" else owed) is x and given is residual
     assert torch.equal(x, kept[0]) and torch.equal(residual, kept[1])
     assert (served.kernel.calls, served.asked) == ([], [])
-    assert (served.site.made, served.site.fallbacks) == ({}, {reason: 1})
+    assert (served.site.record.ran, served.site.record.declined) == ({}, {reason: 1})
     assert [record.getMessage() for record in caplog.records] == [
-        f"fusion ffn_input leaves the norm to SGLang: {reason}"
+        f"fusion ffn_input leaves a call to SGLang: {reason}"
     ]
 
 
@@ -274,7 +275,7 @@ def test_what_sglangs_kernel_does_not_take_is_not_asked_of_the_site(stage, serve
     assert fusion.run(DeferredFinalize(), rows(3), None, served.norm) is None
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     assert fusion.run(rows(3), rows(3), None, served.norm) is None
-    assert (served.site.made, served.site.fallbacks, served.asked) == ({}, {}, [])
+    assert (served.site.record.ran, served.site.record.declined, served.asked) == ({}, {}, [])
 
 
 def test_a_read_declares_which_sum_it_completes():

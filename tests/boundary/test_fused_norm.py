@@ -22,6 +22,7 @@ from sglang.srt.model_executor.cuda_graph_config import Backend, Phase
 from sglang_glm53.boundary import allreduce, fused_norm
 from sglang_glm53.boundary.fused_norm import AttentionRead, FfnRead, QuantisingNorm, Site
 from sglang_glm53.boundary.producers import quantise
+from sglang_glm53.fusion import Fusion, log_once
 from sglang_glm53.kernels.fp8 import ScaleLayout
 
 ROW, COLUMN, PACKED = ScaleLayout.ROW_MAJOR, ScaleLayout.COLUMN_MAJOR, ScaleLayout.PACKED_UE8M0
@@ -84,14 +85,14 @@ def test_a_read_gives_sglangs_values_and_attaches_their_fp8_form(read, stock, wi
     [(q, scales)] = projection.given
     wanted = quantise(expected, ROW)
     assert torch.equal(q.float(), wanted.q.float()) and torch.equal(scales, wanted.scales)
-    assert (site.made, site.taken) == ({"torch": 1}, {"gate_up": 1})
+    assert (site.record.ran, site.taken) == ({"torch": 1}, {"gate_up": 1})
 
 
 def test_the_norm_of_a_stream_that_is_written_already_is_read_through_the_site(site):
     x, residual = rows(), rows()
     y, left = FfnRead().update_and_read(REPLACE_AT_EXIT, x, residual, site.norm)
     assert torch.equal(y, site.norm(x)) and left is x
-    assert site.made == {"torch": 1}
+    assert site.record.ran == {"torch": 1}
 
 
 def test_the_fp8_form_is_the_tensor_objects_own(site, parallel):
@@ -100,8 +101,8 @@ def test_the_fp8_form_is_the_tensor_objects_own(site, parallel):
         site.linears["gate_up"](other)
         assert site.linears["gate_up"].given.pop() is other
     assert site.taken == {}
-    [fusion] = [entry for entry in fused_norm.describe([layer_of(site)]).values() if entry["state"] == "on"]
-    assert fusion["fallbacks"] == {f"gate_up: {fused_norm.NOT_TAKEN}": 1}
+    [fusion] = [entry for entry in fused_norm.fusions([layer_of(site)]) if entry.state == "on"]
+    assert +fusion.declined == {f"gate_up: {fused_norm.NOT_TAKEN}": 1}
 
 
 def layer_of(*sites: Site) -> SimpleNamespace:
@@ -156,7 +157,7 @@ def float32_norm(site: Site) -> None:
 )
 @pytest.mark.parametrize(("read", "stock"), READS)
 def test_sglangs_norm_runs_where_the_site_declines(read, stock, spoil, x, reason, site, caplog):
-    fused_norm._log_decline.cache_clear()
+    log_once.cache_clear()
     spoil(site)
     residual = x.flip(0)
     expected = stock.update_and_read(PLAIN_ADD, x.clone(), residual.clone(), site.norm)
@@ -167,9 +168,9 @@ def test_sglangs_norm_runs_where_the_site_declines(read, stock, spoil, x, reason
     assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
     assert torch.equal(x, kept)
     assert not hasattr(found[0], fused_norm._CARRIER)
-    assert (site.made, site.fallbacks) == ({}, {reason: 2})
+    assert (site.record.ran, site.record.declined) == ({}, {reason: 2})
     assert [record.getMessage() for record in caplog.records] == [
-        f"fusion ffn_input leaves the norm to SGLang: {reason}"
+        f"fusion ffn_input leaves a call to SGLang: {reason}"
     ]
 
 
@@ -179,13 +180,13 @@ def test_a_call_that_asks_for_more_is_sglangs(named, site):
     expected = NORM_QUANT_READOUT.update_and_read(PLAIN_ADD, x.clone(), rows(), site.norm, **named)
     found = read.update_and_read(PLAIN_ADD, x, rows(), site.norm, **named)
     assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
-    assert (site.made, site.fallbacks) == ({}, {})
+    assert (site.record.ran, site.record.declined) == ({}, {})
 
 
 def test_a_sequence_parallel_projection_quantises_for_itself(site, monkeypatch):
     monkeypatch.setattr(fused_norm, "get_forward", lambda: SimpleNamespace(sp_active=True))
     assert site.normalise(rows(), rows()) is None
-    assert site.fallbacks == {"a sequence-parallel projection gathers its own rows": 1}
+    assert site.record.declined == {"a sequence-parallel projection gathers its own rows": 1}
 
 
 def test_a_traced_graph_is_sglangs(site):
@@ -203,7 +204,7 @@ def test_a_traced_graph_is_sglangs(site):
     out, residual = compiled(rows(), rows(6)[:5])
     y, expected = NORM_READOUT.update_and_read(PLAIN_ADD, rows(), rows(6)[:5], traced.norm)
     assert torch.equal(out, torch.nn.functional.linear(y, weight)) and torch.equal(residual, expected)
-    assert (traced.made, traced.taken, traced.fallbacks) == ({}, {}, {})
+    assert (traced.record.ran, traced.taken, traced.record.declined) == ({}, {}, {})
 
 
 def test_the_norm_with_a_site_of_its_own_is_sglangs_rms_norm(choose):
@@ -221,7 +222,7 @@ def test_the_norm_with_a_site_of_its_own_is_sglangs_rms_norm(choose):
     assert site.taken == {"q_b_proj": 1, "indexer.wq_b": 1}
     with_residual, stocks = norm(x, rows()), stock(x, rows())
     assert torch.equal(with_residual[0], stocks[0]) and torch.equal(with_residual[1], stocks[1])
-    assert site.made == {"torch": 1}
+    assert site.record.ran == {"torch": 1}
 
 
 def decoder_layer(*, sparse: bool, full: bool, shared: bool = True) -> SimpleNamespace:
@@ -267,7 +268,7 @@ def parallel(monkeypatch):
 def test_a_layers_sites_have_its_projections(kinds, ffn, q_a, choose, parallel):
     layer = decoder_layer(**kinds)
     fused_norm.bind(layer)
-    sites = {site.fusion: site for site in layer.boundary_sites}
+    sites = {site.record.name: site for site in layer.boundary_sites}
     assert {name: set(site.linears) for name, site in sites.items()} == {
         "attention_input": {"fused_qkv_a_proj_with_mqa"},
         "ffn_input": ffn,
@@ -280,7 +281,7 @@ def test_a_layers_sites_have_its_projections(kinds, ffn, q_a, choose, parallel):
 
 
 def test_switched_off_leaves_sglangs_layer(choose, parallel):
-    choose(disable="add_rmsnorm_quant")
+    choose(disable=",".join(fused_norm.NAMES))
     layer = decoder_layer(sparse=True, full=True)
     norm = layer.self_attn.q_a_layernorm
     fused_norm.bind(layer)
@@ -288,8 +289,20 @@ def test_switched_off_leaves_sglangs_layer(choose, parallel):
     assert fused_norm.with_reads(*declared) == declared
     assert layer.self_attn.q_a_layernorm is norm
     assert not layer.self_attn.q_b_proj._forward_pre_hooks
-    off = {"stem": "add_rmsnorm_quant", "state": "off", "reason": fused_norm.OFF}
-    assert fused_norm.describe([layer]) == dict.fromkeys(fused_norm.FUSIONS, off)
+    assert fused_norm.fusions([layer]) == [Fusion.switched_off(name) for name in fused_norm.NAMES]
+
+
+@pytest.mark.parametrize("off", fused_norm.NAMES)
+def test_each_fusion_has_a_switch_of_its_own(off, choose, parallel):
+    choose(disable=off)
+    layer = decoder_layer(sparse=True, full=True)
+    fused_norm.bind(layer)
+    assert [site.record.name for site in layer.boundary_sites] == [n for n in fused_norm.NAMES if n != off]
+    attention, ffn = fused_norm.with_reads(declare_attn(), declare_ffn(sparse=False, exit_rows="rows"))
+    assert isinstance(attention.read, AttentionRead) == (off != fused_norm.ATTENTION_INPUT)
+    assert isinstance(ffn.read, FfnRead) == (off != fused_norm.FFN_INPUT)
+    assert isinstance(layer.self_attn.q_a_layernorm, QuantisingNorm) == (off != fused_norm.Q_A)
+    assert {fusion.name: fusion.state for fusion in fused_norm.fusions([layer])}[off] == "off"
 
 
 def test_switched_on_declares_the_reads_alone(choose):
@@ -318,19 +331,18 @@ def test_the_status_counts_over_layers(site, parallel):
         if y is not None:
             site.linears["gate_up"](y)
     q_a = Site(fused_norm.Q_A, rms_norm(QuantisingNorm), {"q_b_proj": Projection(ROW)})
-    found = fused_norm.describe([layer_of(site, q_a), layer_of(declined)])
+    found = {one.name: one for one in fused_norm.fusions([layer_of(site, q_a), layer_of(declined)])}
     reason = "the projections take no common scale layout"
-    assert found["ffn_input"] == {
-        "stem": "add_rmsnorm_quant",
+    assert found["ffn_input"].describe() == {
         "state": "on",
         "reason": f"{reason} (1 of 2 layers)",
         "note": None,
         "layers": 1,
-        "made": {"torch": 2},
+        "ran": {"torch": 2},
+        "declined": {reason: 1},
         "taken": {"gate_up": 2},
-        "fallbacks": {reason: 1},
     }
-    assert found["q_a"]["state"] == "on"
+    assert found["q_a"].state == "on"
 
 
 @pytest.mark.parametrize(

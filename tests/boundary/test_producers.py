@@ -235,7 +235,7 @@ def test_the_normal_dispatch_returns_what_sglangs_does(packed, async_finish, nor
         assert torch.equal(ours.float(), theirs.float())
     assert found[1].dtype == torch.int64
     assert found[2] is expected[2] and found[3] == expected[3] == ("event" if async_finish else None)
-    assert (site.taken, site.fallbacks) == ({fused_norm.DISPATCH: 1}, {})
+    assert (site.taken, site.record.declined) == ({fused_norm.DISPATCH: 1}, {})
 
 
 @pytest.mark.parametrize(
@@ -261,4 +261,4 @@ def test_another_layout_is_quantised_by_the_dispatch(carried, use_fp8, fuses, co
     else:
         assert found[0] is y
     assert site.taken == {}
-    assert site.fallbacks.get(f"{fused_norm.DISPATCH}: {fused_norm.NOT_TAKEN}", 0) == counted
+    assert site.record.declined.get(f"{fused_norm.DISPATCH}: {fused_norm.NOT_TAKEN}", 0) == counted

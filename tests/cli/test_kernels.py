@@ -21,7 +21,7 @@ def test_text(capsys):
     text = capsys.readouterr().out
     assert "add_rmsnorm_quant\n  does       residual += x;" in text
     assert "\n  bytes      67,776 at M = 1, 456,192 at M = 8, 3,563,520 at M = 64\n" in text
-    assert "\n  off switch GLM53_DISABLE=add_rmsnorm_quant\n" in text
+    assert "\n  off switch GLM53_DISABLE=attention_input,ffn_input,q_a\n" in text
     assert "not run on a GPU" in text
 
 

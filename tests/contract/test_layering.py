@@ -13,10 +13,11 @@ PACKAGE = ROOT / "sglang_glm53"
 
 # What each room of the package may import of it, besides itself. A room's line names only rooms above it,
 # so there is no circle; `seams` stands for the seam table of every feature.
-LEAVES = ("config", "geometry", "upstream")
+LEAVES = ("config", "fusion", "geometry", "upstream")
 FEATURES = ("boundary", "disaggregation", "overlap", "speculative", "topk", "weights")
 PACKAGE_ROOMS = {
     "config": (),
+    "fusion": (),
     "geometry": (),
     "upstream": (),
     "kernels": LEAVES,

@@ -37,15 +37,15 @@ SHAPES = {
         "--enable-two-batch-overlap",
     ),
 }
+BOUNDARY = "attention_input,ffn_input,q_a"
 SETTINGS = {
     "on": {},
-    "off": {"GLM53_DISABLE": "add_rmsnorm_quant"},
+    "off": {"GLM53_DISABLE": BOUNDARY},
     "emulated": {"GLM53_KERNELS": "emulated"},
-    "emulated, off": {"GLM53_KERNELS": "emulated", "GLM53_DISABLE": "add_rmsnorm_quant"},
+    "emulated, off": {"GLM53_KERNELS": "emulated", "GLM53_DISABLE": BOUNDARY},
 }
 MAKERS = {"on": "torch", "emulated": "add_rmsnorm_quant"}
-FUSIONS = ("attention_input", "ffn_input", "q_a")
-OFF = "GLM53_DISABLE names add_rmsnorm_quant"
+FUSIONS = BOUNDARY.split(",")
 GATHERED = "the rows are gathered over attention DP after the norm"
 EVERY_LAYER = f"({LAYERS} of {LAYERS} layers)"
 
@@ -55,14 +55,13 @@ class Answers:
     """What one server answered, and the fusions of its status for each data-parallel group.
 
     scored: the logprobs of each prompt's tokens after the first; generated: those of the new tokens.
-    selection: the first group's, of the same status. idle: the forwards of each group's that had no request.
+    idle: the forwards of each group's that had no request.
     """
 
     tokens: list[list[int]]
     scored: list[list[float]]
     generated: list[list[float]]
     fusions: list[dict[str, Any]]
-    selection: dict[str, Any]
     idle: list[int]
 
 
@@ -79,7 +78,6 @@ def ask(server: Server) -> Answers:
         [row[1:] for row in scored],
         generated,
         [state["fusions"] for state in states],
-        states[0]["selection"],
         [state["overlap"]["overlapped"].get("IDLE", 0) for state in states],
     )
 
@@ -128,8 +126,8 @@ def test_on_and_off_give_the_same_bits(shape, setting, answers):
     assert [len(row) for row in on.scored] == [len(one) - 1 for one in PROMPTS]
     assert [len(row) for row in on.generated] == [NEW_TOKENS] * len(PROMPTS)
     for fusions in off.fusions:
-        states = {name: (entry["state"], entry["reason"]) for name, entry in fusions.items()}
-        assert states == dict.fromkeys(FUSIONS, ("off", OFF))
+        states = {name: (fusions[name]["state"], fusions[name]["reason"]) for name in FUSIONS}
+        assert states == {name: ("off", f"GLM53_DISABLE names {name}") for name in FUSIONS}
 
 
 @pytest.mark.parametrize("shape", [ONE, CHUNKED, "TP 2"])
@@ -145,9 +143,9 @@ def test_every_projection_takes_what_its_norm_made(shape, answers):
     for name, layers in expected.items():
         entry = fusions[name]
         assert (entry["state"], entry["reason"], entry["note"], entry["layers"]) == ("on", None, None, LAYERS)
-        assert entry["made"] == {"torch": LAYERS * steps}
+        assert entry["ran"] == {"torch": LAYERS * steps}
         assert entry["taken"] == {projection: count * steps for projection, count in layers.items()}
-        assert entry["fallbacks"] == {}
+        assert entry["declined"] == {}
 
 
 @pytest.mark.parametrize("shape", ["DP 2"])
@@ -155,9 +153,9 @@ def test_under_attention_dp_the_ffn_quantises_what_it_gathered(shape, answers):
     for fusions in answers(shape).fusions:
         entry = fusions["ffn_input"]
         assert (entry["state"], entry["reason"]) == ("declined", f"{GATHERED} {EVERY_LAYER}")
-        assert entry["made"] == entry["taken"] == {}
-        assert entry["fallbacks"][GATHERED] > 0
-        made = fusions["attention_input"]["made"]["torch"]
+        assert entry["ran"] == entry["taken"] == {}
+        assert entry["declined"][GATHERED] > 0
+        made = fusions["attention_input"]["ran"]["torch"]
         assert made > 0
         assert fusions["attention_input"]["taken"] == {"fused_qkv_a_proj_with_mqa": made}
 
@@ -173,7 +171,7 @@ def test_under_overlap_the_fp8_form_travels_with_its_micro_batch(shape, answers)
     for fusions, idle in zip(found.fusions, found.idle, strict=True):
         for name, names in projections.items():
             entry = fusions[name]
-            made = entry["made"]["torch"]
+            made = entry["ran"]["torch"]
             assert entry["state"] == "on" and made > 0
             left = made - sum(entry["taken"].get(projection, 0) for projection in names)
             # The row that pads an idle rank goes through no shared expert.
@@ -186,11 +184,11 @@ def test_a_projection_that_gets_a_copy_quantises_it_to_the_same_bits(setting, mu
     fused, copied = answers(ONE, setting), answers(ONE, setting, mutation)
     assert (copied.tokens, copied.scored) == (fused.tokens, fused.scored)
     assert copied.generated == fused.generated
-    for name, entry in fused.fusions[0].items():
-        lost = copied.fusions[0][name]
-        assert list(entry["made"]) == list(lost["made"]) == [MAKERS[setting]]
-        assert lost["taken"] == {} and entry["fallbacks"] == {}
-        counts = {projection.split(": ")[0]: count for projection, count in lost["fallbacks"].items()}
+    for name in FUSIONS:
+        entry, lost = fused.fusions[0][name], copied.fusions[0][name]
+        assert list(entry["ran"]) == list(lost["ran"]) == [MAKERS[setting]]
+        assert lost["taken"] == {} and entry["declined"] == {}
+        counts = {projection.split(": ")[0]: count for projection, count in lost["declined"].items()}
         assert counts == entry["taken"]
 
 
@@ -204,8 +202,9 @@ def test_the_emulated_selection_gives_the_same_bits(setting, how, answers):
     found, torchs = answers(ONE, setting), answers(ONE, "off")
     assert (found.tokens, found.scored, found.generated) == (torchs.tokens, torchs.scored, torchs.generated)
     steps = len(PROMPTS) * NEW_TOKENS
-    assert found.selection["ran"] == {how: FULL * steps}
-    assert (found.selection["state"], found.selection["fallbacks"]) == ("on", {})
+    selection = found.fusions[0]["indexer_topk"]
+    assert selection["ran"] == {how: FULL * steps}
+    assert (selection["state"], selection["declined"]) == ("on", {})
 
 
 @pytest.mark.parametrize("setting", ["emulated, off"])
@@ -239,9 +238,9 @@ def test_a_declined_fusion_says_why(name, flags, reason, serve, path, checkpoint
     fusions = state["glm53"]["fusions"]
     entry = fusions["attention_input"]
     assert (entry["state"], entry["reason"]) == ("declined", f"{reason} {EVERY_LAYER}")
-    assert (entry["made"], entry["taken"], entry["fallbacks"]) == ({}, {}, {reason: 2 * LAYERS})
-    assert {fusion["state"] for fusion in fusions.values()} == {"declined"}
-    assert log.count(f"fusion attention_input leaves the norm to SGLang: {reason}\n") == 1
+    assert (entry["ran"], entry["taken"], entry["declined"]) == ({}, {}, {reason: 2 * LAYERS})
+    assert {fusions[name]["state"] for name in FUSIONS} == {"declined"}
+    assert log.count(f"fusion attention_input leaves a call to SGLang: {reason}\n") == 1
     assert f"fusion attention_input  declined; {reason} {EVERY_LAYER}\n" in log
 
 

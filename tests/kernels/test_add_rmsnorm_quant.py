@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from sglang_glm53.fusion import Declined
 from sglang_glm53.geometry import HIDDEN
 from sglang_glm53.kernels import backend
 from sglang_glm53.kernels.add_rmsnorm_quant import CARD, add_rmsnorm_quant, declines
@@ -260,21 +261,13 @@ def _bf16(rows, width, columns=slice(None)):
 )
 def test_declines(choose, key, x, residual, weight):
     choose("auto")
-    assert declines(x, residual, weight) == (CARD.declines[key] if key else None)
-
-
-def test_declines_what_is_disabled(choose):
-    choose("emulated", disable=STEM)
-    x, residual, weight = Case(2, 512).inputs()
-    assert declines(x, residual, weight) == "GLM53_DISABLE names add_rmsnorm_quant"
-    run(Case(2, 512))
-    assert backend.declined == {(STEM, CARD.declines["disabled"]): 1}
+    assert declines(x, residual, weight) == (Declined(CARD.declines[key]) if key else None)
 
 
 def test_declines_an_old_gpu(choose, monkeypatch):
     choose("auto")
     monkeypatch.setattr(backend, "is_supported", lambda device: False)
-    assert declines(*Case(2, 512).inputs()) == CARD.declines["device"]
+    assert declines(*Case(2, 512).inputs()) == Declined(CARD.declines["device"])
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import logging
 import pytest
 import torch
 
+from sglang_glm53.fusion import Declined, log_once
 from sglang_glm53.kernels import backend
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -39,11 +40,12 @@ def test_a_choice_that_cannot_run(choose, kernels, device, message):
         backend.implementation(device)
 
 
-def test_settings_know_the_stems(choose):
+def test_settings_know_the_fusions(choose):
+    choose("torch", disable="ffn_input")
+    assert backend.settings().disabled == {"ffn_input"}
     choose("torch", disable="add_rmsnorm_quant")
-    assert backend.settings().disabled == {"add_rmsnorm_quant"}
-    choose("torch", disable="add_rmsnorm")
-    with pytest.raises(ValueError, match="GLM53_DISABLE names 'add_rmsnorm'"):
+    names = "attention_input, ffn_input, q_a, indexer_topk, draft_argmax"
+    with pytest.raises(ValueError, match=f"GLM53_DISABLE names 'add_rmsnorm_quant': use any of {names}$"):
         backend.settings()
 
 
@@ -58,9 +60,11 @@ def test_gpus_from_hopper_on_are_supported(monkeypatch, capability, supported):
 
 
 def test_a_reason_is_counted_and_logged_once(choose, caplog):
-    choose("torch")
+    log_once.cache_clear()
+    choose("emulated")
     with caplog.at_level(logging.WARNING, "sglang_glm53"):
         for reason in ("too wide", "too wide", "too tall"):
-            backend.decline("op", reason)
+            assert backend.choose("op", CPU, Declined(reason)) == "torch"
+        assert backend.choose("op", CPU, None) == "emulated"
     assert backend.declined == {("op", "too wide"): 2, ("op", "too tall"): 1}
     assert caplog.messages == ["op runs in torch: too wide", "op runs in torch: too tall"]

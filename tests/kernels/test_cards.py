@@ -7,17 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from sglang_glm53 import upstream
+from sglang_glm53 import config, upstream
 from sglang_glm53.cli.kernels import SIZES
-from sglang_glm53.kernels.cards import CARDS, STEMS, Traffic, markdown
+from sglang_glm53.fusion import FUSIONS
+from sglang_glm53.kernels.cards import CARDS, Traffic, markdown
 
 ROOT = Path(__file__).resolve().parents[2]
 CARD = CARDS["add_rmsnorm_quant"]
 
 
 def test_stems():
-    assert {*CARDS, "draft_argmax"} == STEMS
     assert [card.stem for card in CARDS.values()] == list(CARDS)
+
+
+@pytest.mark.parametrize("card", CARDS.values(), ids=lambda card: card.stem)
+def test_its_off_switch_names_fusions(card):
+    assert config.read(FUSIONS, dict([card.off_switch.split("=")])).disabled == set(card.fusions) > set()
 
 
 def test_traffic():

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from sglang_glm53.fusion import Declined
 from sglang_glm53.kernels import backend
 from sglang_glm53.kernels.indexer_topk import CARD, declines, indexer_topk
 from sglang_glm53.testing.reference import indexer_topk as reference
@@ -151,17 +152,13 @@ def test_float16_runs_in_torch(emulated):
 )
 def test_declines(choose, key, logits, k):
     choose("auto")
-    assert declines(logits, k) == (CARD.declines[key] if key else None)
+    assert declines(logits, k) == (Declined(CARD.declines[key]) if key else None)
 
 
-def test_declines_what_is_disabled_or_too_old(choose, monkeypatch):
-    choose("emulated", disable=STEM)
-    assert declines(torch.zeros(2, 64), 8) == "GLM53_DISABLE names indexer_topk"
-    run(Case(2, 64, 8))
-    assert backend.declined == {(STEM, CARD.declines["disabled"]): 1}
+def test_declines_an_old_gpu(choose, monkeypatch):
     choose("auto")
     monkeypatch.setattr(backend, "is_supported", lambda device: False)
-    assert declines(torch.zeros(2, 64), 8) == CARD.declines["device"]
+    assert declines(torch.zeros(2, 64), 8) == Declined(CARD.declines["device"])
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
 """The seed of the draft steps, its counters, and the status of speculative decoding."""
 
-from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from sglang_glm53.fusion import DRAFT_ARGMAX, Fusion
 from sglang_glm53.model import nextn
 
 
@@ -58,15 +58,16 @@ def test_the_draft_layer_is_built_with_the_check():
     ids=["off", "another pipeline stage", "another algorithm"],
 )
 def test_a_process_that_drafts_nothing_says_why(worker, reason):
-    assert nextn.describe(SimpleNamespace(draft_worker=worker)) == {"state": "off", "reason": reason}
+    scheduler = SimpleNamespace(draft_worker=worker)
+    assert nextn.describe(scheduler) == {"state": "off", "reason": reason}
+    assert nextn.fusion(scheduler) == Fusion(DRAFT_ARGMAX, "off", reason)
 
 
 def test_the_status_reads_the_loaded_worker(steps):
     steps.update(reused=4, invalid=1)
     model = object.__new__(nextn.Glm53ForCausalLMNextN)
     torch.nn.Module.__init__(model)
-    declined = Counter({"asked for": 1})
-    model.logits_processor = SimpleNamespace(state="on", reason=None, calls=7, declined=declined)
+    model.logits_processor = SimpleNamespace(record=Fusion(DRAFT_ARGMAX))
     draft = SimpleNamespace(
         draft_runner=SimpleNamespace(model=model),
         speculative_num_steps=3,
@@ -86,13 +87,7 @@ def test_the_status_reads_the_loaded_worker(steps):
         "steps": 3,
         "shared_selection": True,
         "draft_steps": {"reused": 4, "recomputed": 0, "invalid": 1},
-        "argmax": {
-            "stem": "draft_argmax",
-            "state": "on",
-            "reason": None,
-            "calls": 7,
-            "declined": {"asked for": 1},
-        },
         "tokens": 12,
         "verified": 6,
     }
+    assert nextn.fusion(scheduler) is model.logits_processor.record

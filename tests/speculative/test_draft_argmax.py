@@ -13,6 +13,7 @@ from sglang.srt.layers.logits_processor import LogitsProcessor
 from sglang.srt.models import deepseek_nextn
 from sglang.srt.speculative.spec_utils import fast_topk
 
+from sglang_glm53.fusion import Fusion, log_once
 from sglang_glm53.kernels import backend
 from sglang_glm53.model.nextn import Glm53ForCausalLMNextN
 from sglang_glm53.speculative import draft_argmax
@@ -207,16 +208,11 @@ def test_declined_before_any_collective(case, make):
     ranks, parallel, spec, state, reason = CASES[case]
     with variable(case if case.startswith("SGLANG") else None):
         processor = make(ranks, parallel=parallel, spec=spec)
-    assert draft_argmax.describe(processor) == {
-        "stem": "draft_argmax",
-        "state": state,
-        "reason": reason,
-        "calls": 0,
-        "declined": {},
-    }
+    assert processor.record == Fusion("draft_argmax", state, reason)
 
 
 def test_declined_calls_take_stocks_way_and_are_counted(make, caplog):
+    log_once.cache_clear()
     caplog.set_level("INFO", "sglang_glm53")
     processor = make(2, spec={"speculative_eagle_topk": 4})
     shard = integers((3, 16), 2) @ head(2, 0).weight.T
@@ -224,9 +220,9 @@ def test_declined_calls_take_stocks_way_and_are_counted(make, caplog):
         given = processor._get_logits(integers((3, 16), 2), head(2, 0), metadata())
         assert torch.equal(given, shard.repeat(1, 2)[:, :VOCAB])
     reason = "--speculative-eagle-topk 4 ranks several tokens, not 1"
-    assert draft_argmax.describe(processor)["declined"] == {reason: 3}
+    assert (processor.record.ran, processor.record.declined) == ({}, {reason: 3})
     assert [record.message for record in caplog.records] == [
-        f"the draft's logits are gathered whole: {reason}"
+        f"fusion draft_argmax leaves a call to SGLang: {reason}"
     ]
 
 
@@ -234,19 +230,14 @@ def test_logprobs_are_declined_by_the_call(make):
     processor = make(2, Alone())
     processor._get_logits(integers((3, 16), 2), head(2, 0), metadata(extend_return_logprob=True))
     processor._get_logits(integers((3, 16), 2), head(2, 0), metadata())
-    assert draft_argmax.describe(processor) | {"stem": ""} == {
-        "stem": "",
-        "state": "on",
-        "reason": None,
-        "calls": 1,
-        "declined": {draft_argmax.LOGPROBS: 1},
-    }
+    assert (processor.record.state, processor.record.reason) == ("on", None)
+    assert (processor.record.ran, processor.record.declined) == ({"torch": 1}, {draft_argmax.LOGPROBS: 1})
 
 
 def test_off_by_the_environment(make, monkeypatch):
     monkeypatch.setenv("GLM53_DISABLE", "draft_argmax")
     processor = make(2)
-    assert (processor.state, processor.reason) == ("off", "GLM53_DISABLE names draft_argmax")
+    assert processor.record == Fusion.switched_off("draft_argmax")
 
 
 def test_the_gather_is_stocks_again_after_a_failure(make):

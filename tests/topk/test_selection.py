@@ -7,7 +7,9 @@ import torch
 from sglang.srt.environ import envs
 from sglang.srt.layers.attention.dsa.dsa_topk_backend import DSATopKBackend, TopkTransformMethod
 
+from sglang_glm53.fusion import INDEXER_TOPK, Fusion, log_once
 from sglang_glm53.kernels import backend
+from sglang_glm53.kernels import indexer_topk as op
 from sglang_glm53.testing.reference import indexer_topk as reference
 from sglang_glm53.topk import selection
 
@@ -21,10 +23,8 @@ PAGED, RAGGED = TopkTransformMethod.PAGED, TopkTransformMethod.RAGGED
 @pytest.fixture(autouse=True)
 def serving(monkeypatch):
     monkeypatch.setattr(selection, "_serving", True)
-    monkeypatch.setattr(selection, "fallbacks", type(selection.fallbacks)())
+    monkeypatch.setattr(selection, "record", Fusion(INDEXER_TOPK))
     backend.settings.cache_clear()
-    for counter in (backend.ran, backend.declined):
-        counter.clear()
     yield
     monkeypatch.undo()
     backend.settings.cache_clear()
@@ -78,7 +78,7 @@ def test_decode_reads_a_line_of_the_page_table_for_each_row():
     found = call(PAGED, given)
     assert found.dtype == torch.int32
     assert found.tolist() == slots(given.real_page_table, positions(logits()), range(ROWS))
-    assert backend.ran == {("indexer_topk", "torch"): 1} and not selection.fallbacks
+    assert (selection.record.ran, selection.record.declined) == ({"torch": 1}, {})
 
 
 @pytest.mark.parametrize("chunk", [False, True], ids=["whole", "chunk"])
@@ -128,42 +128,48 @@ def test_unfused_gives_positions(switch):
 )
 def test_what_is_left_to_sglang(reason, method, given, named):
     assert call(method, metadata(**given), **named) is STOCK
-    assert selection.fallbacks == {reason: 1}
-    assert selection.describe()["fallbacks"] == {reason: 1}
-    assert not backend.ran
+    assert (selection.fusion().ran, selection.fusion().declined) == ({}, {reason: 1})
 
 
 def test_the_off_switch(monkeypatch):
     monkeypatch.setenv("GLM53_DISABLE", "indexer_topk")
     backend.settings.cache_clear()
     assert call(PAGED, metadata()) is STOCK
-    state = selection.describe()
-    assert (state["state"], state["reason"], state["ran"]) == ("off", "GLM53_DISABLE names indexer_topk", {})
+    assert selection.fusion() == Fusion(INDEXER_TOPK, "off", "GLM53_DISABLE names indexer_topk")
 
 
 def test_another_models_selection_is_its_own(monkeypatch):
     monkeypatch.setattr(selection, "_serving", False)
     assert call(PAGED, metadata()) is STOCK
-    assert not selection.fallbacks and not backend.ran
+    assert selection.fusion() == Fusion(INDEXER_TOPK)
 
 
 def test_each_reason_is_logged_once(caplog):
-    selection._log_decline.cache_clear()
+    log_once.cache_clear()
     with caplog.at_level("INFO", "sglang_glm53"):
         for _ in range(3):
             call(RAGGED, metadata())
     assert caplog.messages == [
-        "the selection is left to SGLang: the rows and the offsets into the ragged KV differ"
+        "fusion indexer_topk leaves a call to SGLang: the rows and the offsets into the ragged KV differ"
     ]
 
 
 def test_status_counts_what_ran():
     call(PAGED, metadata())
     call(PAGED, metadata())
-    assert selection.describe() == {
-        "stem": "indexer_topk",
+    assert selection.fusion().describe() == {
         "state": "on",
         "reason": None,
+        "note": None,
         "ran": {"torch": 2},
-        "fallbacks": {},
+        "declined": {},
     }
+
+
+def test_whether_the_kernel_takes_a_call_is_asked_once(monkeypatch, choose):
+    choose("emulated")
+    asked, module = [], SimpleNamespace(indexer_topk=lambda *arguments: None)
+    monkeypatch.setattr(op, "declines", lambda *call: asked.append(call))
+    monkeypatch.setattr(op.jit, "emulated_module", lambda stem: module)
+    call(PAGED, metadata())
+    assert len(asked) == 1 and selection.record.ran == {"emulated": 1}
