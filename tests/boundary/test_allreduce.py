@@ -287,7 +287,7 @@ def test_a_read_declares_which_sum_it_completes():
 
 
 def test_the_off_switch_leaves_sglangs_reads(choose):
-    choose(disable="add_rmsnorm_quant")
+    choose(disable="attention_input,ffn_input")
     attention, ffn = fused_norm.with_reads(declare_attn(), declare_ffn(sparse=True, exit_rows="rows"))
     assert attention.read.completing_fusions == ffn.read.completing_fusions == ()
 

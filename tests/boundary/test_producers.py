@@ -19,6 +19,7 @@ from sglang_glm53.boundary import fused_norm, producers
 from sglang_glm53.boundary.fused_norm import Site
 from sglang_glm53.boundary.producers import choose_maker, dispatch_layout, input_layouts, quantise
 from sglang_glm53.cpu.fp8 import ReferenceFp8Config
+from sglang_glm53.fusion import Declined
 from sglang_glm53.kernels.fp8 import ScaleLayout
 
 ROW, COLUMN, PACKED = ScaleLayout.ROW_MAJOR, ScaleLayout.COLUMN_MAJOR, ScaleLayout.PACKED_UE8M0
@@ -71,7 +72,8 @@ def linear(product: object, shape: tuple[int, int] = (2624, 6144), **fields: obj
 )
 def test_what_a_linear_layer_takes(packed, layer, expected, monkeypatch):
     monkeypatch.setattr(deep_gemm_wrapper, "DEEPGEMM_SCALE_UE8M0", packed)
-    assert input_layouts(layer) == expected
+    found = input_layouts(layer)
+    assert (found.reason if isinstance(found, Declined) else found) == expected
 
 
 def test_two_backends_refuse_fp8_input_by_an_assertion():
@@ -135,14 +137,14 @@ def test_which_kernel_makes_it(kernels, x, residual, layout, expected, monkeypat
 
 def test_what_no_kernel_takes_is_left_to_sglang(monkeypatch):
     monkeypatch.setattr(producers, "get_platform", lambda: SimpleNamespace(is_sm90=False))
-    monkeypatch.setattr(producers.add_rmsnorm_quant, "declines", lambda *_: "an older GPU")
-    assert choose_maker("auto", NORM, on_gpu(), on_gpu(), [COLUMN]) == "an older GPU"
-    assert choose_maker("auto", NORM, on_gpu(shape=(5, 200)), None, [COLUMN]) == (
+    monkeypatch.setattr(producers.add_rmsnorm_quant, "declines", lambda *_: Declined("an older GPU"))
+    assert choose_maker("auto", NORM, on_gpu(), on_gpu(), [COLUMN]) == Declined("an older GPU")
+    assert choose_maker("auto", NORM, on_gpu(shape=(5, 200)), None, [COLUMN]) == Declined(
         "200 channels are no multiple of 128"
     )
     monkeypatch.setattr(producers, "is_batch_invariant_mode_enabled", lambda: True)
     reason = "batch-invariant inference asks for SGLang's own norm"
-    assert choose_maker("auto", NORM, on_gpu(), on_gpu(), [COLUMN]) == reason
+    assert choose_maker("auto", NORM, on_gpu(), on_gpu(), [COLUMN]) == Declined(reason)
 
 
 def test_flashinfers_function_is_the_expected_one():

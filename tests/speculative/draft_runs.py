@@ -79,5 +79,5 @@ def processed(rank: int, ranks: int, rows: int, make) -> list[torch.Tensor]:
     group = Group(rank, ranks)
     processor = make(ranks, group)
     given = processor._get_logits(integers((rows, 16), 2), head(ranks, rank), metadata())
-    assert processor.calls == 1 and processor.do_tensor_parallel_all_gather
+    assert processor.record.ran == {"torch": 1} and processor.do_tensor_parallel_all_gather
     return [given, torch.tensor(group.sizes)]

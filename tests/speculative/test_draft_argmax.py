@@ -84,7 +84,7 @@ def test_a_fault_gives_other_winners(find, choose):
 def make(monkeypatch):
     """(ranks, group, scale=, cap=, parallel=, spec=) -> a processor of that many ranks, ours or stock's."""
     backend.settings.cache_clear()
-    draft_argmax._log.cache_clear()
+    log_once.cache_clear()
     execution = SimpleNamespace(
         features=SimpleNamespace(**FEATURES), deterministic=SimpleNamespace(rl_on_policy_target=None)
     )
@@ -212,7 +212,6 @@ def test_declined_before_any_collective(case, make):
 
 
 def test_declined_calls_take_stocks_way_and_are_counted(make, caplog):
-    log_once.cache_clear()
     caplog.set_level("INFO", "sglang_glm53")
     processor = make(2, spec={"speculative_eagle_topk": 4})
     shard = integers((3, 16), 2) @ head(2, 0).weight.T
