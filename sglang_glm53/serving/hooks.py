@@ -198,7 +198,7 @@ def _in_place(hook: Hook) -> bool:
 
 
 def _reaches(attribute: Any, handler: Any) -> bool:
-    """Whether handler is attribute or is held by one of the wrappers around it (hook_registry.py:354)."""
+    """Whether handler is attribute or is held by one of the wrappers around it (plugins/hook_registry.py)."""
     while attribute is not None:
         cells = getattr(attribute, "__closure__", None) or ()
         if attribute is handler or any(cell.cell_contents is handler for cell in cells):
