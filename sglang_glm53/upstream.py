@@ -137,7 +137,7 @@ def located(change: Change, package: Path) -> Change:
     found: dict[str, str] = {}
 
     def look(file: Path, names: list[str]) -> None:
-        declared = _declared(_parsed(file), names, imports=False)
+        declared = _declared(_parsed(file), names)
         if declared and _kind(declared) == kind:
             dotted = ["sglang", *file.relative_to(package).with_suffix("").parts, *names]
             found[".".join(dotted).replace(".__init__.", ".")] = declared
@@ -152,7 +152,6 @@ def located(change: Change, package: Path) -> Change:
                         look(file, [base, last])
     for file in files.get(names[0], ()):
         look(file, names)
-    found.pop(change.seam.target, None)
     near = sorted(found, key=lambda place: -_shared_parts(place, change.seam.target))
     return replace(change, places=tuple(f"{place}: {found[place]}" for place in near))
 
@@ -194,7 +193,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield statement
 
 
-def _declared(scope: ast.Module | ast.ClassDef, names: list[str], *, imports: bool = True) -> str | None:
+def _declared(scope: ast.Module | ast.ClassDef, names: list[str]) -> str | None:
     name, inner = names[0], names[1:]
     for statement in _statements(scope.body):
         if isinstance(statement, ast.ClassDef) and statement.name == name:
@@ -206,7 +205,7 @@ def _declared(scope: ast.Module | ast.ClassDef, names: list[str], *, imports: bo
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef) and statement.name == name:
             kind = _callable_kind(statement, isinstance(scope, ast.ClassDef))
             return kind if kind == "field" else kind + _parameters(statement.args)
-        if (imports or not isinstance(statement, ast.Import | ast.ImportFrom)) and name in _bound(statement):
+        if name in _bound(statement):
             return "field"
     if not inner and isinstance(scope, ast.ClassDef) and name in _instance_fields(scope):
         return "field"

@@ -121,7 +121,7 @@ SEAMS = (
         Seam(
             f"{_COMM}.FlashInferWorkspaceManager.workspace",
             "field",
-            "is the workspace of the all-reduce with FP8 output",
+            "the workspace of the all-reduce with FP8 output",
         ),
         Seam(f"{_NORMS}.NormQuantReadout.completing_fusions", "field", _ASKED),
         Seam(f"{_NORMS}.NormReadout.completing_fusions", "field", _ASKED),

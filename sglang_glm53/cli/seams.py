@@ -48,7 +48,8 @@ TITLES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `glm53 seams`."""
-    parser.add_argument(
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
         "--against",
         type=Path,
         metavar="PATH",
@@ -56,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "that holds sglang/",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-    parser.add_argument("--markdown", action="store_true", help="print the whole document, docs/upstream.md")
+    what.add_argument("--markdown", action="store_true", help="print the whole document, docs/upstream.md")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,11 +68,11 @@ def run(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         try:
             package = _package(args.against, Path(scratch))
-        except (ValueError, OSError) as error:
+            changed = compare(package)
+        except (ValueError, OSError, SyntaxError, zipfile.BadZipFile) as error:
             print(f"glm53 seams: {error}", file=sys.stderr)
             return 2
         version = _version(package) if args.against else upstream.version()
-        changed = compare(package)
     if args.json:
         print(json.dumps(_report(version, args.against or package, changed), indent=2))
     else:
@@ -115,8 +116,8 @@ def _package(path: Path | None, scratch: Path) -> Path:
 
 def _version(package: Path) -> str | None:
     """What the metadata beside a package says, None where there is not exactly one."""
-    found = [folder.name.split("-")[1] for folder in package.parent.glob("sglang-*.dist-info")]
-    return found[0].removesuffix(".dist") if len(found) == 1 else None
+    found = [folder.stem.removeprefix("sglang-") for folder in package.parent.glob("sglang-*.dist-info")]
+    return found[0] if len(found) == 1 else None
 
 
 def _waiting() -> dict[str, Counter[str]]:

@@ -139,6 +139,18 @@ def test_a_path_without_sglang(make, complaint, tmp_path, capsys):
     assert captured.err.startswith(f"glm53 seams: --against {path}: {complaint}")
 
 
+def test_a_source_that_python_does_not_read(site, capsys):
+    assert _run("--against", site("def pick(a b)")) == 2
+    assert "a.py, line 1)" in capsys.readouterr().err
+
+
+def test_a_damaged_wheel(site, capsys):
+    path = _wheel(site(SAME))
+    path.write_bytes(path.read_bytes().replace(b"limit = 1", b"limit = 2"))
+    assert _run("--against", path) == 2
+    assert capsys.readouterr().err.startswith("glm53 seams: Bad CRC-32 for file 'sglang/srt/a.py'")
+
+
 def test_without_sglang(capsys, monkeypatch):
     monkeypatch.setattr(upstream, "root", lambda: None)
     assert _run() == 2

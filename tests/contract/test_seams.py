@@ -54,7 +54,7 @@ def test_each_row_says_why_and_until_when():
 
 
 def test_the_groups_hold_every_feature_once():
-    assert ROWS == [seam for seams in FEATURES.values() for seam in seams]
+    assert [seam for seams in FEATURES.values() for seam in seams] == ROWS
 
 
 @pytest.mark.parametrize("seam", HOOKED, ids=lambda seam: seam.target)
