@@ -45,7 +45,7 @@ def _reader(config: Any) -> Any:
 def _schedule_by_rule(read: Any, layers: int) -> tuple[str, ...] | None:
     """The schedule by index_topk_pattern, else by index_topk_freq and index_skip_topk_offset.
 
-    None when the config states neither. Source: SGLang 0.5.23, configs/model_config.py:488.
+    None when the config states neither. Source: SGLang 0.5.23, configs/model_config.py dsa_layer_skips_topk.
     """
     pattern = read("index_topk_pattern")
     if pattern is not None:
@@ -191,7 +191,8 @@ class Geometry:
     @property
     def draft_problem(self) -> str | None:
         """Why SGLang's MTP draft cannot come from this checkpoint; None when it can."""
-        # With one layer SGLang takes layer 0 for the MTP layer (deepseek_weight_loader.py:571).
+        # With one layer SGLang takes layer 0 for the MTP layer (models/deepseek_common/
+        # deepseek_weight_loader.py DeepseekV2WeightLoaderMixin._initialize_nextn_conf).
         if self.num_mtp_layers == 1 and self.num_layers > 1:
             return None
         counts = f"num_nextn_predict_layers is {self.num_mtp_layers}, num_hidden_layers {self.num_layers}"

@@ -1,11 +1,13 @@
-"""Owns what the installed SGLang tells without being imported: its version and its declarations."""
+"""Owns what a source of SGLang tells without being imported: its version and its declarations."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
+import itertools
+import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -13,33 +15,67 @@ from typing import Literal
 
 VERSION = "0.5.23"
 
-Kind = Literal["function", "class", "method", "classmethod", "staticmethod", "field"]
+
+@dataclass(frozen=True)
+class Hook:
+    """What is put in place at a seam.
+
+    kind: a value of SGLang's HookType. handler: "module:function", imported when the hook is registered; for
+    "around" it is called with the original first, for "after" with the result first.
+    """
+
+    kind: Literal["before", "after", "around", "replace"]
+    handler: str
 
 
 @dataclass(frozen=True)
 class Seam:
     """One upstream attribute that this package relies on.
 
-    target: dotted path. kind: how it is declared; "field" is any other name of a module, class or instance.
-    signature: the parameters without annotations, "(self, x, y=...)"; a class's bases; None for a field.
-    why: what breaks here when it moves.
+    target: dotted path. declared: its kind (function, class, method, classmethod, staticmethod, or field for
+    any other name of a module, class or instance), then the parameters without annotations,
+    "method(self, x, y=...)", or a class's bases; nothing for a field. why: what breaks here when it moves.
+    remove_when: what lets the row go, upstream's issue where there is one; "never: " and why, where nothing
+    does.
     """
 
     target: str
-    kind: Kind
-    signature: str | None
+    declared: str
     why: str
+    hook: Hook | None = None
+    remove_when: str = ""
 
 
 @dataclass(frozen=True)
-class Declaration:
-    """How the source declares an attribute; the fields are Seam's."""
+class Change:
+    """A seam that a source declares otherwise.
 
-    kind: str
-    signature: str | None
+    found: how it declares the target, None when it does not. places: where else it declares a thing of that
+    name and kind, nearest first, "dotted path: declaration"; with any, the seam has moved.
+    """
+
+    seam: Seam
+    found: str | None
+    places: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """missing, moved, kind or signature (of a class, its bases)."""
+        if self.places:
+            return "moved"
+        if self.found is None:
+            return "missing"
+        return "signature" if _kind(self.found) == _kind(self.seam.declared) else "kind"
 
     def __str__(self) -> str:
-        return self.kind + (self.signature or "")
+        return (
+            f"{self.seam.target}: expected {self.seam.declared}, found {self.found or 'nothing of that name'}"
+        )
+
+
+def until(remove_when: str, *seams: Seam) -> tuple[Seam, ...]:
+    """The seams that can go together, once remove_when holds."""
+    return tuple(replace(seam, remove_when=remove_when) for seam in seams)
 
 
 def version() -> str | None:
@@ -57,8 +93,8 @@ def root() -> Path | None:
 
 
 @cache
-def declaration(target: str, package: Path) -> Declaration | None:
-    """How the source under the folder package (root()) declares target, or None when it does not.
+def declaration(target: str, package: Path) -> str | None:
+    """How the source under the folder package (root()) declares target, as Seam.declared; None: not at all.
 
     Inherited attributes are not followed: a target names the class that declares it.
     """
@@ -74,17 +110,70 @@ def declaration(target: str, package: Path) -> Declaration | None:
     return _declared(_parsed(file), names) if names and file.is_file() else None
 
 
-def differences(seams: Iterable[Seam], package: Path) -> list[str]:
-    """Each seam that the source under package lacks or declares otherwise: its name, expected and found."""
-    problems, listed = [], list(seams)
+def changes(seams: Iterable[Seam], package: Path) -> list[Change]:
+    """The seams that the source under package lacks or declares otherwise; none is looked for elsewhere."""
+    listed = list(seams)
     # File by file first, since few stay parsed: in the table's order each would be parsed several times.
     for target in sorted(seam.target for seam in listed):
         declaration(target, package)
-    for seam in listed:
-        wanted, found = Declaration(seam.kind, seam.signature), declaration(seam.target, package)
-        if found != wanted:
-            problems.append(f"{seam.target}: expected {wanted}, found {found or 'nothing of that name'}")
-    return problems
+    found = [(seam, declaration(seam.target, package)) for seam in listed]
+    return [Change(seam, declared) for seam, declared in found if declared != seam.declared]
+
+
+def located(change: Change, package: Path) -> Change:
+    """The change with the places where the source under package declares the seam's name now.
+
+    Looked for are the whole name (the function, or the class and its attribute) in any module, and a class's
+    attribute in the classes of its module and in its bases.
+    """
+    kind = _kind(change.seam.declared)
+    if change.found is not None and (kind == "field" or _kind(change.found) != "field"):
+        return change
+    *module, last = change.seam.target.split(".")
+    first = next((i for i, part in enumerate(module) if part.lstrip("_")[:1].isupper()), len(module))
+    names, module = [*module[first:], last], module[:first]
+    files = _index(package)
+    home = package.joinpath(*module[1:]).with_suffix(".py")
+    found: dict[str, str] = {}
+
+    def look(file: Path, names: list[str]) -> None:
+        declared = _declared(_parsed(file), names)
+        if declared and _kind(declared) == kind:
+            dotted = ["sglang", *file.relative_to(package).with_suffix("").parts, *names]
+            found[".".join(dotted).replace(".__init__.", ".")] = declared
+
+    if len(names) == 2 and home.is_file():
+        for scope in _parsed(home).body:
+            if isinstance(scope, ast.ClassDef):
+                look(home, [scope.name, last])
+                bases = scope.bases if scope.name == names[0] else ()
+                for base in (ast.unparse(base).rpartition(".")[2] for base in bases):
+                    for file in files.get(base, ()):
+                        look(file, [base, last])
+    for file in files.get(names[0], ()):
+        look(file, names)
+    near = sorted(found, key=lambda place: -_shared_parts(place, change.seam.target))
+    return replace(change, places=tuple(f"{place}: {found[place]}" for place in near))
+
+
+def _kind(declared: str) -> str:
+    return declared.partition("(")[0]
+
+
+def _shared_parts(one: str, other: str) -> int:
+    pairs = zip(one.split("."), other.split("."), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+@lru_cache(maxsize=1)
+def _index(package: Path) -> dict[str, list[Path]]:
+    """The files that declare each function, class and module's variable of the source under package."""
+    files: dict[str, list[Path]] = {}
+    pattern = re.compile(r"^(?:\s*(?:async )?(?:def|class) (\w+)|(\w+)(?::[^=\n]+)? = )", re.MULTILINE)
+    for file in sorted(package.rglob("*.py")):
+        for name in {one or other for one, other in pattern.findall(file.read_text(encoding="utf-8"))}:
+            files.setdefault(name, []).append(file)
+    return files
 
 
 # Few at a time: the garbage collector would walk a hundred thousand nodes again and again.
@@ -104,22 +193,22 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield statement
 
 
-def _declared(scope: ast.Module | ast.ClassDef, names: list[str]) -> Declaration | None:
+def _declared(scope: ast.Module | ast.ClassDef, names: list[str]) -> str | None:
     name, inner = names[0], names[1:]
     for statement in _statements(scope.body):
         if isinstance(statement, ast.ClassDef) and statement.name == name:
             if inner:
                 return _declared(statement, inner)
-            return Declaration("class", f"({', '.join(map(ast.unparse, statement.bases))})")
+            return f"class({', '.join(map(ast.unparse, statement.bases))})"
         if inner:
             continue
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef) and statement.name == name:
             kind = _callable_kind(statement, isinstance(scope, ast.ClassDef))
-            return Declaration(kind, None if kind == "field" else _parameters(statement.args))
+            return kind if kind == "field" else kind + _parameters(statement.args)
         if name in _bound(statement):
-            return Declaration("field", None)
+            return "field"
     if not inner and isinstance(scope, ast.ClassDef) and name in _instance_fields(scope):
-        return Declaration("field", None)
+        return "field"
     return None
 
 

@@ -10,8 +10,8 @@ import pytest
 import sglang_glm53
 from sglang_glm53 import plugin, serving, upstream
 from sglang_glm53.serving import hooks
-from sglang_glm53.serving.hooks import Hook
 from sglang_glm53.serving.preflight import RefusedError
+from sglang_glm53.upstream import Hook
 from tests.configs import HARMLESS, glm53
 
 HERE = __name__
@@ -101,8 +101,8 @@ def fake(monkeypatch, registry):
     plugin.select.cache_clear()
     plugin.announce.cache_clear()
     monkeypatch.setattr(plugin, "CLASSES", CLASSES)
-    rows = {group: (Hook(f"fake_target.{group}", "around", f"{HERE}:marked"),) for group in ("model", "cpu")}
-    monkeypatch.setattr(hooks, "HOOKS", {"guard": (), **rows})
+    rows = {group: [(f"fake_target.{group}", Hook("around", f"{HERE}:marked"))] for group in ("model", "cpu")}
+    monkeypatch.setattr(hooks, "hooked", {"guard": [], **rows}.__getitem__)
     monkeypatch.setattr(sys, "argv", ["launch"])
     return Fake(monkeypatch)
 
@@ -301,8 +301,8 @@ def test_what_is_known_before_a_step_fails_is_listed_too(fake, registry, monkeyp
 
 
 def test_a_handler_that_does_not_import_is_a_reason(fake, registry, monkeypatch):
-    row = Hook("fake_target.model", "around", f"{HERE}:absent")
-    monkeypatch.setattr(hooks, "HOOKS", {"guard": (), "model": (row,), "cpu": ()})
+    row = "fake_target.model", Hook("around", f"{HERE}:absent")
+    monkeypatch.setattr(hooks, "hooked", {"guard": [], "model": [row], "cpu": []}.__getitem__)
     load_plugins(registry)
     fake.load_loader()
     with pytest.raises(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sglang_glm53 import upstream
-from sglang_glm53.upstream import Declaration, Seam, declaration, differences
+from sglang_glm53.upstream import Seam, changes, declaration, located, until
 
 PYPROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
 
@@ -53,23 +53,23 @@ class Plain: ...
 """
 
 CASES = {
-    "srt.models.m.pick": ("function", "(a, /, b=..., *rest, c, d=..., **more)"),
-    "srt.models.m.other": ("function", "()"),
-    "srt.models.m.Model": ("class", "(Base, functools.partial)"),
-    "srt.models.m.Plain": ("class", "()"),
-    "srt.models.m.Model.__init__": ("method", "(self, config, *, quant=...)"),
-    "srt.models.m.Model.build": ("classmethod", "(cls, path)"),
-    "srt.models.m.Model.size": ("staticmethod", "(n=...)"),
-    "srt.models.m.Model.serve": ("method", "(self, request)"),
-    "srt.models.m.Model.Inner.close": ("method", "(self)"),
-    "srt.models.m.Model.layers": ("field", None),
-    "srt.models.m.Model.width": ("field", None),
-    "srt.models.m.Model.depth": ("field", None),
-    "srt.models.m.Model.config": ("field", None),
-    "srt.models.m.limit": ("field", None),
-    "srt.models.m.engine": ("field", None),
-    "srt.models.m.Base": ("field", None),
-    "srt.models.registry": ("field", None),
+    "srt.models.m.pick": "function(a, /, b=..., *rest, c, d=..., **more)",
+    "srt.models.m.other": "function()",
+    "srt.models.m.Model": "class(Base, functools.partial)",
+    "srt.models.m.Plain": "class()",
+    "srt.models.m.Model.__init__": "method(self, config, *, quant=...)",
+    "srt.models.m.Model.build": "classmethod(cls, path)",
+    "srt.models.m.Model.size": "staticmethod(n=...)",
+    "srt.models.m.Model.serve": "method(self, request)",
+    "srt.models.m.Model.Inner.close": "method(self)",
+    "srt.models.m.Model.layers": "field",
+    "srt.models.m.Model.width": "field",
+    "srt.models.m.Model.depth": "field",
+    "srt.models.m.Model.config": "field",
+    "srt.models.m.limit": "field",
+    "srt.models.m.engine": "field",
+    "srt.models.m.Base": "field",
+    "srt.models.registry": "field",
 }
 
 
@@ -92,7 +92,7 @@ def tree(tmp_path):
 
 @pytest.mark.parametrize(("target", "expected"), CASES.items())
 def test_declaration(tree, target, expected):
-    assert declaration(f"sglang.{target}", tree(SOURCE)) == Declaration(*expected)
+    assert declaration(f"sglang.{target}", tree(SOURCE)) == expected
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,8 @@ def test_what_is_not_there(tree, target):
 
 
 def test_no_difference(tree):
-    seams = [Seam(f"sglang.{target}", *expected, "") for target, expected in CASES.items()]
-    assert differences(seams, tree(SOURCE)) == []
+    seams = [Seam(f"sglang.{target}", expected, "") for target, expected in CASES.items()]
+    assert changes(seams, tree(SOURCE)) == []
 
 
 @pytest.mark.parametrize(
@@ -133,10 +133,83 @@ def test_no_difference(tree):
 )
 def test_a_change_is_named(tree, target, old, new, found):
     name = f"srt.models.m.{target}"
-    kind, signature = CASES[name]
     assert old in SOURCE
-    assert differences([Seam(f"sglang.{name}", kind, signature, "")], tree(SOURCE.replace(old, new))) == [
-        f"sglang.{name}: expected {kind}{signature or ''}, found {found}"
+    [change] = changes([Seam(f"sglang.{name}", CASES[name], "")], tree(SOURCE.replace(old, new)))
+    assert str(change) == f"sglang.{name}: expected {CASES[name]}, found {found}"
+
+
+MOVED = """
+from srt.layers.kept import helper
+
+class Base:
+    def run(self, x): ...
+
+class Far(Base):
+    width = 3
+
+class Near(Base): ...
+"""
+
+
+@pytest.fixture
+def moved(tree):
+    """SOURCE, the module MOVED beside it, and a file of the same functions in another folder."""
+    folder = tree(SOURCE)
+    (folder / "srt" / "models" / "near.py").write_text(MOVED)
+    (folder / "srt" / "layers").mkdir()
+    (folder / "srt" / "layers" / "kept.py").write_text("def helper(a): ...\nlimit = 1\n\nclass Plain: ...\n")
+    upstream._index.cache_clear()
+    return folder
+
+
+def _places(target, declared, package):
+    [change] = changes([Seam(f"sglang.{target}", declared, "")], package)
+    place = located(change, package)
+    return place.kind, [name.removeprefix("sglang.") for name in place.places]
+
+
+@pytest.mark.parametrize(
+    ("target", "declared", "kind", "places"),
+    [
+        ("srt.models.near.helper", "function(a)", "moved", ["srt.layers.kept.helper: function(a)"]),
+        ("srt.models.gone.helper", "function(b)", "moved", ["srt.layers.kept.helper: function(a)"]),
+        (
+            "srt.models.gone.Plain",
+            "class()",
+            "moved",
+            ["srt.models.m.Plain: class()", "srt.layers.kept.Plain: class()"],
+        ),
+        (
+            "srt.models.near.limit",
+            "field",
+            "moved",
+            ["srt.models.m.limit: field", "srt.layers.kept.limit: field"],
+        ),
+        (
+            "srt.models.near.Far.run",
+            "method(self, x)",
+            "moved",
+            ["srt.models.near.Base.run: method(self, x)"],
+        ),
+        ("srt.models.m.Model.run", "method(self, x)", "moved", ["srt.models.near.Base.run: method(self, x)"]),
+        ("srt.models.gone.Far.width", "field", "moved", ["srt.models.near.Far.width: field"]),
+        ("srt.models.gone.Near.width", "field", "missing", []),
+        ("srt.models.gone.Plain", "function()", "missing", []),
+        ("srt.models.near.Base.walk", "method(self)", "missing", []),
+        ("srt.models.near.Base.run", "method(self)", "signature", []),
+        ("srt.models.near.Far", "class()", "signature", []),
+        ("srt.models.near.Base.run", "staticmethod(x)", "kind", []),
+    ],
+)
+def test_where_a_seam_has_gone(moved, target, declared, kind, places):
+    assert _places(target, declared, moved) == (kind, places)
+
+
+def test_seams_that_can_go_together():
+    rows = until("upstream does it", Seam("sglang.a", "field", "why"), Seam("sglang.b", "field", "why"))
+    assert [(row.target, row.remove_when) for row in rows] == [
+        ("sglang.a", "upstream does it"),
+        ("sglang.b", "upstream does it"),
     ]
 
 

@@ -7,9 +7,10 @@ DeepGEMM takes on Blackwell and not on Hopper. Values and scales are SGLang's qu
 exceptions: a group whose largest value is below 4.48e-8 has the scale 2^-33, and NaN is -448 in q, while y
 and the residual keep it.
 
-Source: FlashInfer 0.7.2, comm/trtllm_ar.py:93, comm/allreduce.py:884 (scales), :1107 (trtllm alone has it)
-and data/include/flashinfer/comm/trtllm_allreduce_fusion.cuh:1142 (values), :1936 (2, 4, 8 or 16 ranks, as
-for SGLang's kernel); SGLang 0.5.23, layers/flashinfer_comm_fusion.py:833.
+Source: FlashInfer 0.7.2, comm/trtllm_ar.py AllReduceFusionPattern, comm/allreduce.py allreduce_fusion (the
+scales; trtllm alone has it) and data/include/flashinfer/comm/trtllm_allreduce_fusion.cuh FusedOp::operator()
+(the values), allreduce_fusion_op (2, 4, 8 or 16 ranks, as for SGLang's kernel); SGLang 0.5.23,
+layers/flashinfer_comm_fusion.py flashinfer_allreduce_residual_rmsnorm.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def fusion(completes: SumGroup, completer: Callable[[Any], Complete]) -> Readout
     completes: ATTN_TP, which an attention always owes, or MOE_OUTPUT, which an FFN may leave. completer:
     gives for a norm what is called with this rank's summand where SGLang's kernel would serve; when that
     returns None, SGLang goes on as if it had not been asked.
-    Source: SGLang 0.5.23, layers/layer_boundary/contracts.py:190, prepare.py:83 and fusions/allreduce.py:70.
+    Source: SGLang 0.5.23, layers/layer_boundary: contracts.py ReadoutFusion, prepare.py _run_read_fusions and
+    fusions/allreduce.py fused_attn_input.
     """
 
     def run(owed: Any, residual: torch.Tensor, forward_batch: Any, norm: Any) -> Any:

@@ -188,7 +188,7 @@ class Site:
     ) -> Any:
         """DeepEP's normal dispatch_a, without its own quantisation where the tensor carries it.
 
-        Source: SGLang 0.5.23, layers/moe/token_dispatcher/deepep.py:558.
+        Source: SGLang 0.5.23, layers/moe/token_dispatcher/deepep.py _DeepEPDispatcherImplNormal.dispatch_a.
         """
         quantises = deep_gemm_wrapper.ENABLE_JIT_DEEPGEMM and dispatcher.use_fp8
         quantised = self.take(hidden_states, DISPATCH, [dispatch_layout()]) if quantises else None
@@ -274,7 +274,8 @@ def with_reads(attention: Any, ffn: Any) -> tuple[Any, Any]:
 def _gathered_after_norm(sparse: bool) -> bool:
     """Whether the FFN's input is read by each attention-DP rank and then gathered.
 
-    With attention TP too the rows are gathered first. Source: SGLang 0.5.23, layer_boundary/boundary.py:683.
+    With attention TP too the rows are gathered first. Source: SGLang 0.5.23,
+    layers/layer_boundary/boundary.py _select_entry_step.
     """
     parallel = get_parallel()
     own_rows = is_moe_input_scattered_across_dp_ranks() if sparse else is_dense_ffn_fully_dp()

@@ -60,7 +60,7 @@ def describes(quantised: Quantised, x: torch.Tensor) -> bool:
 def dispatch_layout() -> ScaleLayout:
     """The layout in which DeepEP's normal dispatch quantises.
 
-    Source: SGLang 0.5.23, layers/moe/token_dispatcher/deepep.py:565.
+    Source: SGLang 0.5.23, layers/moe/token_dispatcher/deepep.py _DeepEPDispatcherImplNormal.dispatch_a.
     """
     packed = deep_gemm_wrapper.DEEPGEMM_SCALE_UE8M0
     return ScaleLayout.PACKED_UE8M0 if packed else ScaleLayout.ROW_MAJOR
@@ -70,7 +70,8 @@ def input_layouts(linear: Any) -> tuple[ScaleLayout, ...] | Declined:
     """The scale layouts of an FP8 input that a linear layer takes, best first; else why it takes none.
 
     A method of this package's own says so itself, as prequantised_layouts.
-    Source: SGLang 0.5.23, layers/quantization/fp8.py:1416 and fp8_utils.py:1239, 1323, 1481, 1784.
+    Source: SGLang 0.5.23, layers/quantization/fp8.py Fp8LinearMethod.apply, and fp8_utils.py
+    deepgemm_w8a8_block_fp8_linear_with_fallback, triton_w8a8_block_fp8_linear and FlashInfer's beside them.
     """
     method = getattr(linear, "quant_method", None)
     declared: tuple[ScaleLayout, ...] | None = getattr(method, "prequantised_layouts", None)

@@ -136,7 +136,8 @@ def check_selection(environ: Mapping[str, str]) -> Iterator[Check]:
     """Whether SGLang's two selecting variables leave the plugin in.
 
     A variable that leaves it out makes SGLang serve its stock model under our name, which nothing inside
-    that process can notice. Source: SGLang 0.5.23, srt/plugins/__init__.py:39 and :82.
+    that process can notice. Source: SGLang 0.5.23, srt/plugins/__init__.py load_plugins_by_group and
+    _get_excluded_dists.
     """
     allowed = {name.strip() for name in environ.get("SGLANG_PLUGINS", "").split(",") if name.strip()}
     if allowed and PLUGIN not in allowed:

@@ -38,7 +38,8 @@ def plan_rows(batch: ForwardBatch) -> RowPlan:
     """Build the plan of an extend (chunked, mixed and draft-extend included), decode or verify batch.
 
     A draft step is a decode whose length is that of the verified tokens, so it sees no draft, not even its
-    own; SGLang's sparse backend gives it that length too (layers/attention/dsa_backend.py:1100).
+    own; SGLang's sparse backend gives it that length too (layers/attention/dsa_backend.py
+    DeepseekSparseAttnBackend.init_forward_metadata).
     Raises NotImplementedError for every other mode.
     """
     mode = batch.forward_mode
@@ -73,7 +74,10 @@ class GatheredKV:
 
 
 def gather_kv(batch: ForwardBatch, req_to_token: torch.Tensor) -> GatheredKV:
-    """Build it for an extend batch. Source: SGLang 0.5.23, layers/attention/dsa_backend.py:1340."""
+    """Build it for an extend batch.
+
+    Source: SGLang 0.5.23, layers/attention/dsa_backend.py DeepseekSparseAttnBackend.init_forward_metadata.
+    """
     new, lengths = batch.extend_seq_lens.long(), batch.seq_lens[: batch.extend_seq_lens.numel()].long()
     requests = zip(batch.req_pool_indices.tolist(), lengths.tolist(), strict=False)
     slots = [req_to_token[request, :length].long() for request, length in requests]
@@ -206,7 +210,8 @@ class ReferenceBackend(AttentionBackend):  # type: ignore[misc]
         """Rows of this batch's selections, [rows, k] int32, as the next draft step takes them.
 
         A prefill's places mean nothing outside its batch, so they become slots.
-        Source: SGLang 0.5.23, layers/attention/dsa_backend.py:1014.
+        Source: SGLang 0.5.23, layers/attention/dsa_backend.py
+        DeepseekSparseAttnBackend.prepare_mtp_seed_indices.
         """
         if form_of(self) is not Form.RAGGED:
             return selection

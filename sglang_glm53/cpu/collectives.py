@@ -84,7 +84,8 @@ _library: Any = None  # keeps the registration alive
 def register_cpu_kernels() -> None:
     """Give SGLang's collective custom ops a CPU kernel.
 
-    On an out-of-tree platform upstream binds them to PrivateUse1 only (utils/common.py:3004).
+    On an out-of-tree platform upstream binds them to PrivateUse1 only (utils/common.py
+    direct_register_custom_op).
     """
     global _library
     if _library is not None:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 # Argument resolution asks CUDA for a capability before any platform is consulted
-# (arg_groups/overrides.py:509); Hopper's answer selects the layouts that the pools here have.
+# (arg_groups/overrides.py _dsa_kv_cache_dtype_default); Hopper's answer selects the layouts that the pools
+# here have.
 STAND_IN_CAPABILITY = (9, 0)
 
 
@@ -31,7 +32,8 @@ def stand_in_for_cuda() -> None:
         )
     torch.cuda.get_device_capability = lambda device=None: STAND_IN_CAPABILITY
     torch.cuda.synchronize = lambda device=None: None
-    # A prefill server records one before it sends a cached prefix (disaggregation/prefill.py:1496).
+    # A prefill server records one before it sends a cached prefix (disaggregation/prefill.py
+    # SchedulerDisaggregationPrefillMixin.maybe_send_cached_prefix_chunk).
     torch.cuda.Event = PastEvent  # type: ignore[assignment, misc]
 
 
@@ -44,7 +46,7 @@ def rope_without_device(original: Callable[..., Any], *args: Any, **kwargs: Any)
 def threads_for_rank(original: Callable[..., Any], *, numa_index: int, world_size: int) -> Any:
     """AROUND init_threads_binding: share the cores when there are more ranks than NUMA nodes.
 
-    Upstream asserts then, unless SGLANG_CPU_OMP_THREADS_BIND is set (utils/numa_utils.py:460).
+    Upstream asserts then, unless SGLANG_CPU_OMP_THREADS_BIND is set (utils/numa_utils.py).
     """
     from sglang.srt.utils import numa_utils
 

@@ -42,8 +42,8 @@ class GlooDispatcher(BaseDispatcher):  # type: ignore[misc]
 
     It hands the experts the rows as they are, with local expert ids, -1 for another rank's; an FP8 expert
     method quantises them itself, to the bits that a dispatch in FP8 would carry.
-    Source: SGLang 0.5.23, layers/moe/token_dispatcher/deepep.py:983. Raises RuntimeError when its phases are
-    called out of order; collective errors raise from torch.distributed.
+    Source: SGLang 0.5.23, layers/moe/token_dispatcher/deepep.py DeepEPDispatcher. Raises RuntimeError when
+    its phases are called out of order; collective errors raise from torch.distributed.
     """
 
     expert_mask_gpu = None

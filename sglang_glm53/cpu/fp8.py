@@ -25,7 +25,7 @@ AMAX_FLOOR = 1e-10
 def quantise_activation(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Per token and 128 channels: x [..., n * 128] -> values (e4m3, x's shape), scales [..., n] float32.
 
-    Source: SGLang 0.5.23, kernels/jit/csrc/gemm/per_token_group_quant.cuh:408 (FP32 scales).
+    Source: SGLang 0.5.23, kernels/jit/csrc/gemm/per_token_group_quant.cuh QuantTrait::run_fp32 (FP32 scales).
     """
     groups = x.float().unflatten(-1, (-1, GROUP))  # type: ignore[no-untyped-call]
     amax = groups.abs().amax(-1, keepdim=True).clamp(min=AMAX_FLOOR)
@@ -92,7 +92,7 @@ class _MoEMethod(Fp8MoEMethod):  # type: ignore[misc]
         return StandardCombineInput(hidden_states=out)
 
 
-# linear.py:505 and the loaders choose by these names.
+# WEIGHT_LOADER_V2_SUPPORTED (layers/linear.py) and the loaders choose by these names.
 _LinearMethod.__name__, _MoEMethod.__name__ = "Fp8LinearMethod", "Fp8MoEMethod"
 
 

@@ -105,7 +105,7 @@ def indexer_forward(
     x: [rows, hidden]; q_lora: [rows, q_lora_rank]; positions: [rows] int64.
     Returns [rows, index_topk] int32, in the form of the backend's selections, in ascending order of position
     and padded with -1; rows that pad the batch are all -1.
-    Source: SGLang 0.5.23, layers/attention/dsa/dsa_indexer.py:1910 (forward_cuda).
+    Source: SGLang 0.5.23, layers/attention/dsa/dsa_indexer.py Indexer.forward_cuda.
     """
     backend = get_attn_backend()
     rows = x.shape[0]

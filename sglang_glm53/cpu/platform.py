@@ -27,7 +27,8 @@ class Glm53CpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]
     def apply_server_args_defaults(self, server_args: Any) -> None:
         from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, with_phase
 
-        # SGLang's own CPU rule ran before this and wrote its default (arg_groups/platform_hook.py:158).
+        # SGLang's own CPU rule ran before this and wrote its default (arg_groups/platform_hook.py
+        # handle_cpu_backends).
         if server_args.attention_backend in (None, "intel_amx", "torch_native"):
             server_args.attention_backend = "dsa"
         config = server_args.cuda_graph_config

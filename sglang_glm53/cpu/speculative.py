@@ -23,7 +23,8 @@ ALGORITHMS = ("EAGLE", "NEXTN")
 class DraftSteps:
     """The backends of the draft's steps: one for all, since every step sees the verified tokens and no more.
 
-    Source: SGLang 0.5.23, layers/attention/dsa_backend.py:4170, whose steps have one plan too.
+    Source: SGLang 0.5.23, layers/attention/dsa_backend.py DeepseekSparseAttnMultiStepBackend, whose steps
+    have one plan too.
     """
 
     needs_cpu_seq_lens = False
@@ -91,7 +92,10 @@ def draft_locations(
     positions: torch.Tensor | None = None,
     mrope: torch.Tensor | None = None,
 ) -> None:
-    """Write the slots of the draft's steps. Source: kernels/ops/speculative/cache_locs.py:85."""
+    """Write the slots of the draft's steps.
+
+    Source: kernels/ops/speculative/cache_locs.py assign_draft_cache_locs_contiguous_func.
+    """
     out_cache_loc.copy_(_window(req_to_token, req_pool_indices, seq_lens, topk * num_cols).flatten())
     if positions is not None:
         positions.copy_(seq_lens)
@@ -105,7 +109,10 @@ def assign_slots(
     out_cache_loc: torch.Tensor,
     batch_size: int,
 ) -> None:
-    """Enter new slots, request by request, at positions [start, end). Source: mem_cache/allocation.py:737."""
+    """Enter new slots, request by request, at positions [start, end).
+
+    Source: mem_cache/allocation.py assign_req_to_token_pool_func.
+    """
     counts = (end_offset - start_offset).long()
     firsts = counts.cumsum(0) - counts
     within = torch.arange(out_cache_loc.numel()) - torch.repeat_interleave(firsts, counts)
@@ -117,13 +124,19 @@ def assign_slots(
 def last_slots(
     req_to_token: torch.Tensor, req_pool_indices_tensor: torch.Tensor, prefix_lens_tensor: torch.Tensor
 ) -> torch.Tensor:
-    """The slot of each request's last position, -1 before its first. Source: mem_cache/allocation.py:103."""
+    """The slot of each request's last position, -1 before its first.
+
+    Source: mem_cache/allocation.py get_last_loc.
+    """
     last = prefix_lens_tensor.long() - 1
     return req_to_token[req_pool_indices_tensor.long(), last].long().masked_fill(last < 0, -1)
 
 
 def gather_rows(indices: torch.Tensor, *buffers: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    """The same rows of each buffer. Source: kernels/ops/speculative/gather_spec_extras.py:60."""
+    """The same rows of each buffer.
+
+    Source: kernels/ops/speculative/gather_spec_extras.py gather_spec_extras.
+    """
     return tuple(None if buffer is None else buffer[indices.long()] for buffer in buffers)
 
 
@@ -144,7 +157,7 @@ def build_chain(
     """Link each request's draft tokens one after another; the reference backend reads no mask.
 
     The three retrieve tensors: [requests, num_verify_tokens] int64, filled with -1.
-    Source: kernels/ops/speculative/spec_tree.py:229.
+    Source: kernels/ops/speculative/spec_tree.py build_tree_kernel_efficient_func.
     """
     width = torch.arange(num_verify_tokens)
     positions.copy_((seq_lens[:, None] + width).flatten())
@@ -183,7 +196,7 @@ def verify_greedy(
 
     candidates, target_predict: [requests, width]; the first candidate is the last verified token. predicts
     [requests * width], accept_index [requests, width] (rows, -1 after the last) and accept_token_num
-    [requests] are written. Source: kernels/ops/speculative/spec_tree.py:387.
+    [requests] are written. Source: kernels/ops/speculative/spec_tree.py verify_tree_greedy_func.
     """
     right = candidates[:, 1:] == target_predict[:, :-1]
     _accept(right.long().cumprod(1).sum(1), target_predict, predicts, accept_index, accept_token_num)
@@ -247,7 +260,10 @@ def bonus_tokens(
     accept_stride: int,
     batch_size: int,
 ) -> None:
-    """Write each request's last accepted token. Source: kernels/ops/speculative/eagle.py:32."""
+    """Write each request's last accepted token.
+
+    Source: kernels/ops/speculative/eagle.py fill_bonus_tokens_func.
+    """
     last = torch.arange(batch_size) * accept_stride + accept_lens.long() - 1
     bonus_tokens.copy_(accept_tokens.flatten()[last])
 

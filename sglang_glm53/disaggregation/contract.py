@@ -94,7 +94,7 @@ def fingerprint(config: Any) -> str:
 def describe(kv_args: Any, config: Any, seed_width: int) -> Contract:
     """The contract of one rank.
 
-    kv_args: SGLang's KVArgs as filled for the transfer (disaggregation/base/conn.py:68). config: the HF
+    kv_args: SGLang's KVArgs (disaggregation/base/conn.py) as filled for the transfer. config: the HF
     config. seed_width: SGLang's get_dsa_seed_metadata_dim. Raises geometry.ConfigError as `fingerprint` does.
     """
     shape = Geometry.from_config(config)

@@ -26,7 +26,8 @@ logger = logging.getLogger("sglang_glm53")
 
 ROUTE = "/glm53/contract"
 KEY = "glm53_contract"
-# SGLang's own limit on its question to the bootstrap server (disaggregation/common/conn.py:1306).
+# SGLang's own limit on its question to the bootstrap server (disaggregation/common/conn.py
+# CommonKVManager.try_ensure_parallel_info).
 ASK_SECONDS = 5
 _FRAME_HEAD = b"glm53 contract "
 _UNCHECKED = "page size and KV dtype are compared, by SGLang; layers, scales and MTP cannot be"
@@ -172,7 +173,7 @@ def drop_refused(
 
 
 def _fail(manager: Any, receiver: Any, reason: str) -> None:
-    # As CommonKVReceiver.init fails a request for a mismatch that SGLang knows (conn.py:2546).
+    # As CommonKVReceiver.init (disaggregation/common/conn.py) does for a mismatch that SGLang knows.
     if receiver is None:
         return
     manager.record_failure(receiver.bootstrap_room, reason)

@@ -78,12 +78,12 @@ _ADD_RMSNORM_QUANT = KernelCard(
     fusions=(ATTENTION_INPUT, FFN_INPUT, Q_A),
     summary="residual += x; y = rmsnorm(residual) * weight; q, scale = y in FP8, one scale for 128 channels",
     replaces=(
-        "`fused_add_rmsnorm`, sglang/srt/layers/layernorm.py:628, or without a residual",
-        "`rmsnorm`, sglang/srt/layers/layernorm.py:631",
-        "`sglang_per_token_group_quant_fp8`, sglang/srt/layers/quantization/fp8_utils.py:1562, in each "
-        "linear layer that reads y, and",
-        "`sglang_per_token_group_quant_fp8`, sglang/srt/layers/moe/token_dispatcher/deepep.py:567, in "
-        "DeepEP's normal dispatch",
+        "`fused_add_rmsnorm`, sglang/srt/layers/layernorm.py RMSNorm.forward_cuda, or without a residual",
+        "`rmsnorm`, sglang/srt/layers/layernorm.py RMSNorm.forward_cuda",
+        "`sglang_per_token_group_quant_fp8`, sglang/srt/layers/quantization/fp8_utils.py "
+        "deepgemm_w8a8_block_fp8_linear_with_fallback, in each linear layer that reads y, and",
+        "`sglang_per_token_group_quant_fp8`, sglang/srt/layers/moe/token_dispatcher/deepep.py "
+        "_DeepEPDispatcherImplNormal.dispatch_a, in DeepEP's normal dispatch",
     ),
     tensors=(
         ("x", "[M, H] bf16, any row stride of whole 16-byte words"),
@@ -150,11 +150,12 @@ _INDEXER_TOPK = KernelCard(
     fusions=(INDEXER_TOPK,),
     summary="the positions of a row's k largest logits, ascending, ties to the lowest, as slots of the pool",
     replaces=(
-        "`_topk_transform_v2_paged`, sglang/srt/layers/attention/dsa/dsa_topk_backend.py:133, in decode and "
-        "verification",
-        "`_topk_transform_v2_ragged`, sglang/srt/layers/attention/dsa/dsa_topk_backend.py:150, in prefill",
-        "`fast_topk_transform_fused`, sglang/srt/layers/attention/dsa/dsa_topk_backend.py:204, in paged "
-        "prefill",
+        "`_topk_transform_v2_paged`, sglang/srt/layers/attention/dsa/dsa_topk_backend.py "
+        "DSATopKBackend.topk_transform, in decode and verification",
+        "`_topk_transform_v2_ragged`, sglang/srt/layers/attention/dsa/dsa_topk_backend.py "
+        "DSATopKBackend.topk_transform, in prefill",
+        "`fast_topk_transform_fused`, sglang/srt/layers/attention/dsa/dsa_topk_backend.py "
+        "DSATopKBackend.topk_transform, in paged prefill",
     ),
     tensors=(
         ("logits", "[M, W] FP32 or bf16, any row stride of whole 16-byte words"),

@@ -38,7 +38,10 @@ class Glm53Attention(DeepseekV2AttentionMLA):  # type: ignore[misc]
         )
 
     def op_prepare(self, state: Any) -> None:
-        """Upstream's, with the micro-batch's selection. Source: SGLang 0.5.23, models/deepseek_v2.py:2320."""
+        """Upstream's, with the micro-batch's selection.
+
+        Source: SGLang 0.5.23, models/deepseek_v2.py DeepseekV2AttentionMLA.op_prepare.
+        """
         state.attn_intermediate_state = self.forward_prepare(
             positions=state.positions,
             hidden_states=state.pop("hidden_states_after_comm_pre_attn"),
@@ -48,7 +51,7 @@ class Glm53Attention(DeepseekV2AttentionMLA):  # type: ignore[misc]
         )
 
     def op_core(self, state: Any) -> None:
-        """Upstream's, which drops the selection that the next layer takes. Source: the same, line 2328."""
+        """Upstream's (op_core of the same class), which drops the selection that the next layer takes."""
         result = self.forward_core(state.pop("attn_intermediate_state"))
         hidden_states, selection = result if isinstance(result, tuple) else (result, None)
         state.hidden_states_after_attn = hidden_states

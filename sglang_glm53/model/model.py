@@ -55,7 +55,7 @@ class Glm53DecoderLayer(DeepseekV2DecoderLayer):  # type: ignore[misc]
         return fused_norm.with_reads(*super().stage_facts(config, layer_id, **named))
 
 
-# Two-batch overlap picks its strategy by this name (batch_overlap/operations_strategy.py:37).
+# Two-batch overlap picks its strategy by this name (batch_overlap/operations_strategy.py init_new_tbo).
 Glm53DecoderLayer.__name__ = "DeepseekV2DecoderLayer"
 
 
@@ -84,7 +84,7 @@ class Glm53Model(DeepseekV2Model):  # type: ignore[misc]
     ) -> Any:
         """Upstream's; a pipeline stage that ends under overlap hands the micro-batches' selections on.
 
-        Source: SGLang 0.5.23, models/deepseek_v2.py:3094.
+        Source: SGLang 0.5.23, models/deepseek_v2.py DeepseekV2Model.forward.
         """
         strategy.count(forward_batch)
         self._merges = (
@@ -113,9 +113,10 @@ LAYER_CLASSES: dict[str, type] = {
 def built_from(classes: dict[Any, dict[str, type]]) -> Iterator[None]:
     """While open, the given modules build with the given classes.
 
-    classes: module -> {global name: class}. Upstream's constructors name the classes of their parts as
-    module globals (models/deepseek_v2.py:2117, 2610, 2637, 2959) and offer no other seam; the alternative is
-    a copy of four constructors. One thread builds models, and the globals are back before any forward runs.
+    classes: module -> {global name: class}. Upstream's constructors (models/deepseek_v2.py
+    DeepseekV2AttentionMLA, DeepseekV2DecoderLayer, DeepseekV2Model, DeepseekV2ForCausalLM) name the classes
+    of their parts as module globals and offer no other seam; the alternative is a copy of four constructors.
+    One thread builds models, and the globals are back before any forward runs.
     """
     saved = {module: {name: getattr(module, name) for name in names} for module, names in classes.items()}
     try:
@@ -132,7 +133,7 @@ def built_from(classes: dict[Any, dict[str, type]]) -> Iterator[None]:
 class Glm53ForCausalLM(GlmMoeDsaForCausalLM):  # type: ignore[misc]
     """GLM-5.3 as SGLang serves it with --model-impl glm53.
 
-    config: the HF config (GlmMoeDsaConfig). Source: SGLang 0.5.23, models/glm4_moe.py:1284.
+    config: the HF config (GlmMoeDsaConfig). Source: SGLang 0.5.23, models/glm4_moe.py GlmMoeDsaForCausalLM.
     """
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:

@@ -3,8 +3,8 @@
 SGLang does the sharing: draft-extend runs the MTP layer's indexer over every verified token, so each has its
 index key, and the last one's selection is the seed that all draft steps take (IndexTopKShareState, SGLang
 0.5.23, layers/attention/index_topk_share.py). Its draft model returns the hidden state after the final norm,
-for the logits and for the next step alike (models/deepseek_nextn.py:236). What is added here is the check of
-the seed, and the counters.
+for the logits and for the next step alike (models/deepseek_nextn.py DeepseekModelNextN.forward). What is
+added here is the check of the seed, and the counters.
 """
 
 from __future__ import annotations
@@ -71,7 +71,10 @@ DRAFT_CLASSES = {**LAYER_CLASSES, "DeepseekV2AttentionMLA": Glm53DraftAttention}
 
 
 class Glm53ForCausalLMNextN(GlmMoeDsaForCausalLMNextN):  # type: ignore[misc]
-    """The MTP layer with GLM-5.3's layer classes. Source: SGLang 0.5.23, models/glm4_moe.py:1288."""
+    """The MTP layer with GLM-5.3's layer classes.
+
+    Source: SGLang 0.5.23, models/glm4_moe.py GlmMoeDsaForCausalLMNextN.
+    """
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
         parts: dict[Any, dict[str, type]] = {

@@ -32,7 +32,7 @@ class Form(Enum):
 def form_of(metadata: Any) -> Form:
     """The form of the selections that an indexer makes with this metadata, SGLang's DSAIndexerMetadata.
 
-    Source: SGLang 0.5.23, layers/attention/dsa/dsa_topk_backend.py:95.
+    Source: SGLang 0.5.23, layers/attention/dsa/dsa_topk_backend.py DSATopKBackend.topk_transform.
     """
     if not envs.SGLANG_DSA_FUSE_TOPK.get() or metadata.force_unfused_topk:
         return Form.POSITIONS

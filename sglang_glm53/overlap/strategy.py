@@ -28,8 +28,8 @@ class Stages:
 
 
 # While one micro-batch's tokens travel to their experts or back, the other computes. SGLang's own order
-# (batch_overlap/operations_strategy.py:100): the shared expert runs under the combine in prefill, where it is
-# long, and under the dispatch in decode.
+# (batch_overlap/operations_strategy.py _compute_moe_deepseek_blog_prefill and ..._decode): the shared expert
+# runs under the combine in prefill, where it is long, and under the dispatch in decode.
 PREFILL = Stages(
     delta=0,
     stages=(
@@ -82,7 +82,7 @@ def init_new_tbo(
     """AROUND OperationsStrategy.init_new_tbo: the stages of GLM-5.3's layers; other models' are SGLang's.
 
     Raises NotImplementedError for a mode that has no stages.
-    Source: SGLang 0.5.23, batch_overlap/operations_strategy.py:33.
+    Source: SGLang 0.5.23, batch_overlap/operations_strategy.py OperationsStrategy.init_new_tbo.
     """
     listed = list(layers)
     if not getattr(listed[0], "overlaps_with_carry", False):

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 VARIABLE = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
-# SGLang asserts it: the kernels tag a finished sender with 1024 (layers/moe/token_dispatcher/deepep.py:410).
+# SGLang asserts it: the kernels tag a finished sender with 1024 (layers/moe/token_dispatcher/deepep.py
+# _DeepEPDispatcherImplBase).
 LIMIT = 1024
 # FP8 dispatch asserts that ranks x capacity is a multiple of it (sgl-deep-ep 0.1.2, low_latency_dispatch).
 MULTIPLE = 4
@@ -66,7 +67,8 @@ def steps(flags: Any, draft_tokens: int | None, chunk_tokens: int) -> tuple[Step
     Mode auto takes the normal kernels whenever any rank has a prefill, normal takes them always, low_latency
     never. draft_tokens: the most tokens that one request verifies, None without speculation.
     chunk_tokens: the most tokens of a prefill in one attention-DP group, 0 without chunks.
-    Source: SGLang 0.5.23, layers/moe/utils.py:278, managers/scheduler_components/dp_attn.py:291.
+    Source: SGLang 0.5.23, layers/moe/utils.py DeepEPMode.resolve, managers/scheduler_components/dp_attn.py
+    MLPSyncBatchInfo.all_gather.
     """
     if not uses_deepep(flags) or flags.deepep_mode == "normal":
         return ()
@@ -80,7 +82,8 @@ def _decode(flags: Any, draft_tokens: int | None) -> Step:
     """Decode, verify and draft: every request of a rank at once, in an eager step or in a graph's bucket.
 
     Two-batch overlap halves no bound: a draft model, a step of unlike ranks and the layers before the overlap
-    dispatch whole batches. Source: SGLang 0.5.23, model_executor/runner/base_cuda_graph_runner.py:65.
+    dispatch whole batches. Source: SGLang 0.5.23, model_executor/runner/base_cuda_graph_runner.py
+    get_batch_sizes_to_capture.
     """
     width = flags.tp_size // flags.attn_dp_size // flags.attn_cp_size
     ranks = 1 if flags.disable_attn_tp_gather and flags.attn_dp_size == 1 else width

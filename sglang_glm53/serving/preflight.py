@@ -14,7 +14,7 @@ from sglang_glm53.serving.seams import Group
 logger = logging.getLogger("sglang_glm53")
 
 # Those whose dispatchers SGLang doubles for two micro-batches and DeepseekV2MoE knows
-# (batch_overlap/two_batch_overlap.py:1158, models/deepseek_v2.py:976).
+# (batch_overlap/two_batch_overlap.py MaybeTboDeepEPDispatcher, models/deepseek_v2.py).
 TWO_PHASE_BACKENDS = ("deepep", "mooncake", "mori", "nixl")
 
 
@@ -149,7 +149,8 @@ def flag_reasons(flags: Any) -> list[str]:
             f"take turns around a dispatch of two phases: use one of {', '.join(TWO_PHASE_BACKENDS)}"
         )
     if flags.speculative_algorithm and (flags.speculative_eagle_topk or 1) > 1:
-        # SGLang takes an n-gram tree's breadth, 10 by default, for its top-k (speculative_hook.py:1312).
+        # SGLang takes an n-gram tree's breadth, 10 by default, for its top-k (arg_groups/speculative_hook.py
+        # _handle_ngram).
         name = "ngram-max-bfs-breadth" if flags.speculative_algorithm == "NGRAM" else "eagle-topk"
         reasons.append(
             f"--speculative-{name} {flags.speculative_eagle_topk}: SGLang's sparse attention shows every "
@@ -178,7 +179,7 @@ def allow_overlap(original: Callable[..., None], server_args: Any, hf_config: An
     """AROUND SGLang's refusal of two-batch overlap for layers that share a selection: not with this package.
 
     It runs while the arguments are resolved; check_server_args comes later and judges the rest.
-    Source: SGLang 0.5.23, arg_groups/model_hook.py:54.
+    Source: SGLang 0.5.23, arg_groups/model_hook.py _validate_dsa_tbo_index_sharing.
     """
     if server_args.model_impl != IMPL:
         original(server_args, hf_config)

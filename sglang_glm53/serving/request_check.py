@@ -33,7 +33,7 @@ def check_request(original: Callable[..., None], manager: Any, obj: Any, input_i
 
     Raises ValueError naming every bad field, which SGLang answers with 400. Without it an id past the
     vocabulary, an empty input or a logprob count past the vocabulary raises in the scheduler and ends the
-    server. Source: SGLang 0.5.23, managers/tokenizer_manager.py:1307.
+    server. Source: SGLang 0.5.23, managers/tokenizer_manager.py TokenizerManager._validate_one_request.
     """
     original(manager, obj, input_ids)
     # Embedding requests have none of these fields, and GLM-5.3 serves none.

@@ -11,9 +11,10 @@ The winner is the argmax of the gathered logits after scaling and softcapping, w
 the shard: the lowest id among equals, -0 equal to 0, padding left out. NaN counts as minus infinity, and a
 row without any larger number gives id 0.
 
-Source: SGLang 0.5.23, layers/logits_processor.py:953 (the gather), :1103 (the same for DFlash's
-verification); speculative/eagle_worker_v2.py:867, :1072, :1254 (who reads the logits);
-speculative/eagle_utils.py:648, :745 (verification).
+Source: SGLang 0.5.23, layers/logits_processor.py LogitsProcessor._get_logits (the gather), deferred_argmax
+(the same for DFlash's verification); speculative/eagle_worker_v2.py EagleDraftWorker.draft_forward,
+_draft_extend_for_prefill, _draft_extend_for_decode (who reads the logits); speculative/eagle_utils.py
+eagle_sample (verification).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Owns the seams of MTP: the draft model's selection and status, and the draft argmax."""
 
-from sglang_glm53.upstream import Seam
+from sglang_glm53.upstream import Seam, until
 
 _LOGITS = "sglang.srt.layers.logits_processor"
 _PROCESSOR = f"{_LOGITS}.LogitsProcessor"
@@ -12,102 +12,105 @@ _WORKER = "sglang.srt.speculative.eagle_worker_v2"
 _COUNTS = "sglang.srt.managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter"
 
 SEAMS = (
-    Seam(_PROCESSOR, "class", "(nn.Module)", "base of the draft's logits processor"),
-    Seam(
-        "sglang.srt.models.deepseek_nextn.LogitsProcessor",
-        "field",
-        None,
-        "the global by which the draft model names it",
+    *until(
+        "SGLang gathers the best of each vocabulary shard for a greedy draft",
+        Seam(_PROCESSOR, "class(nn.Module)", "base of the draft's logits processor"),
+        Seam(
+            "sglang.srt.models.deepseek_nextn.LogitsProcessor",
+            "field",
+            "the global by which the draft model names its logits processor",
+        ),
+        Seam(
+            f"{_PROCESSOR}._get_logits",
+            "method(self, hidden_states, lm_head, logits_metadata, embedding_bias=..., "
+            "use_logits_buffer=...)",
+            "overridden: gathers each rank's best token instead of its logits",
+        ),
+        Seam(
+            f"{_PROCESSOR}.do_tensor_parallel_all_gather",
+            "field",
+            "tells whether logits are gathered, and keeps upstream's code from it",
+        ),
+        Seam(
+            f"{_PROCESSOR}.do_tensor_parallel_all_gather_dp_attn",
+            "field",
+            "tells whether attention-DP ranks share the vocabulary",
+        ),
+        Seam(f"{_PROCESSOR}.use_attn_tp_group", "field", "tells which ranks share the vocabulary"),
+        Seam(f"{_PROCESSOR}.vocab_size", "field", "tells the padding from the vocabulary"),
+        Seam(f"{_LOGITS}.LogitsMetadata.next_token_logits_buffer", "field", "where a graph wants its logits"),
+        Seam(f"{_LOGITS}.LogitsMetadata.extend_return_logprob", "field", "tells that logprobs are read"),
+        Seam(f"{_PARALLEL}.tp_group", "field", "the ranks that share the vocabulary"),
+        Seam(f"{_PARALLEL}.attn_tp_group", "field", "the ranks that share the vocabulary under attention DP"),
+        Seam(
+            f"{_GROUP}.all_gather_into_tensor",
+            "method(self, output, input)",
+            "gathers the ranks' best tokens",
+        ),
+        Seam(f"{_GROUP}.rank_in_group", "field", "the order of the vocabulary's shards"),
+        Seam(f"{_GROUP}.world_size", "field", "the number of the vocabulary's shards"),
+        Seam(f"{_SPEC}.speculative_eagle_topk", "field", "tells whether the draft is a chain"),
+        Seam(
+            f"{_SPEC}.speculative_use_rejection_sampling",
+            "field",
+            "tells whether the draft's distribution is read",
+        ),
+        Seam(f"{_SPEC}.speculative_token_map", "field", "tells whether the draft's tokens are numbered anew"),
+        Seam(
+            "sglang.srt.environ.Envs.SGLANG_ENABLE_NAN_LOGITS_CHECK",
+            "field",
+            "tells whether the draft's logits are examined",
+        ),
+        Seam(
+            "sglang.srt.environ.Envs.SGLANG_ENABLE_ASYNC_ASSERT",
+            "field",
+            "tells whether the draft's logits are examined",
+        ),
     ),
-    Seam(
-        f"{_PROCESSOR}._get_logits",
-        "method",
-        "(self, hidden_states, lm_head, logits_metadata, embedding_bias=..., use_logits_buffer=...)",
-        "overridden: gathers each rank's best token instead of its logits",
+    *until(
+        "SGLang checks the seed of its draft steps",
+        Seam(
+            "sglang.srt.model_executor.runner_utils.capture_mode.get_is_capture_mode",
+            "function()",
+            "tells whether a draft step may read its seed back",
+        ),
+        Seam(
+            "sglang.srt.model_executor.forward_batch_info.ForwardBatch._original_batch_size",
+            "field",
+            "the requests of a draft step that attention DP has padded",
+        ),
     ),
-    Seam(
-        f"{_PROCESSOR}.do_tensor_parallel_all_gather",
-        "field",
-        None,
-        "tells whether logits are gathered, and keeps upstream's code from it",
+    *until(
+        "never: the seed that this package checks",
+        Seam(f"{_SHARE}.from_mtp_carry", "classmethod(cls, forward_batch)", "hands a draft step its seed"),
     ),
-    Seam(
-        f"{_PROCESSOR}.do_tensor_parallel_all_gather_dp_attn",
-        "field",
-        None,
-        "tells whether attention-DP ranks share the vocabulary",
-    ),
-    Seam(f"{_PROCESSOR}.use_attn_tp_group", "field", None, "tells which ranks share it"),
-    Seam(f"{_PROCESSOR}.vocab_size", "field", None, "tells the padding from the vocabulary"),
-    Seam(
-        f"{_LOGITS}.LogitsMetadata.next_token_logits_buffer", "field", None, "where a graph wants its logits"
-    ),
-    Seam(f"{_LOGITS}.LogitsMetadata.extend_return_logprob", "field", None, "tells that logprobs are read"),
-    Seam(f"{_PARALLEL}.tp_group", "field", None, "the ranks that share the vocabulary"),
-    Seam(f"{_PARALLEL}.attn_tp_group", "field", None, "those of one attention-DP rank"),
-    Seam(
-        f"{_GROUP}.all_gather_into_tensor",
-        "method",
-        "(self, output, input)",
-        "gathers their best tokens",
-    ),
-    Seam(f"{_GROUP}.rank_in_group", "field", None, "the order of their shards"),
-    Seam(f"{_GROUP}.world_size", "field", None, "their number"),
-    Seam(f"{_SPEC}.speculative_eagle_topk", "field", None, "tells whether the draft is a chain"),
-    Seam(
-        f"{_SPEC}.speculative_use_rejection_sampling",
-        "field",
-        None,
-        "tells whether its distribution is read",
-    ),
-    Seam(f"{_SPEC}.speculative_token_map", "field", None, "tells whether its tokens are numbered anew"),
-    Seam(
-        "sglang.srt.environ.Envs.SGLANG_ENABLE_NAN_LOGITS_CHECK",
-        "field",
-        None,
-        "tells whether its logits are examined",
-    ),
-    Seam(
-        "sglang.srt.environ.Envs.SGLANG_ENABLE_ASYNC_ASSERT",
-        "field",
-        None,
-        "tells whether its logits are examined",
-    ),
-    Seam(
-        "sglang.srt.model_executor.runner_utils.capture_mode.get_is_capture_mode",
-        "function",
-        "()",
-        "tells whether a draft step may read its seed back",
-    ),
-    Seam(
-        "sglang.srt.model_executor.forward_batch_info.ForwardBatch._original_batch_size",
-        "field",
-        None,
-        "the requests of a draft step that attention DP has padded",
-    ),
-    Seam(f"{_SHARE}.from_mtp_carry", "classmethod", "(cls, forward_batch)", "hands a draft step its seed"),
-    Seam(
-        "sglang.srt.managers.scheduler.Scheduler.draft_worker",
-        "field",
-        None,
-        "holds the MTP layer, for the status",
-    ),
-    Seam(f"{_WORKER}.EAGLEWorkerV2._draft_worker", "field", None, "the same"),
-    Seam(f"{_WORKER}.EagleDraftWorker.draft_runner", "field", None, "the same"),
-    Seam(
-        f"{_WORKER}.EagleDraftWorker.speculative_num_steps",
-        "field",
-        None,
-        "the drafts of a step, for the status",
-    ),
-    Seam(
-        f"{_WORKER}.EagleDraftWorker.seed_dsa_topk_from_draft_extend",
-        "field",
-        None,
-        "tells whether the steps share a selection, for the status",
-    ),
-    *(
-        Seam(f"{_COUNTS}.spec_{name}", "field", None, "tokens and verifies, for the status")
-        for name in ("total_num_accept_tokens", "num_accept_tokens", "total_num_forward_ct", "num_forward_ct")
+    *until(
+        "SGLang tells this in its own `/server_info`",
+        Seam(
+            "sglang.srt.managers.scheduler.Scheduler.draft_worker",
+            "field",
+            "holds the MTP layer, for the status",
+        ),
+        Seam(f"{_WORKER}.EAGLEWorkerV2._draft_worker", "field", "holds the MTP layer, for the status"),
+        Seam(f"{_WORKER}.EagleDraftWorker.draft_runner", "field", "holds the MTP layer, for the status"),
+        Seam(
+            f"{_WORKER}.EagleDraftWorker.speculative_num_steps",
+            "field",
+            "the drafts of a step, for the status",
+        ),
+        Seam(
+            f"{_WORKER}.EagleDraftWorker.seed_dsa_topk_from_draft_extend",
+            "field",
+            "tells whether the draft's steps share a selection, for the status",
+        ),
+        *(
+            Seam(f"{_COUNTS}.spec_{name}", "field", "tokens and verifies, for the status")
+            for name in (
+                "total_num_accept_tokens",
+                "num_accept_tokens",
+                "total_num_forward_ct",
+                "num_forward_ct",
+            )
+        ),
     ),
 )

@@ -152,7 +152,8 @@ def flag(field: str) -> str:
 def _block_problems(spec: TinySpec) -> list[str]:
     block = FP8_BLOCK[0]
     blocked = ["hidden", "q_lora"]
-    # SGLang refuses merged FP8 weights with a part of a block (layers/quantization/fp8.py:605 and 1588).
+    # SGLang refuses merged FP8 weights with a part of a block (layers/quantization/fp8.py
+    # Fp8LinearMethod.validate_block_quant_shapes and Fp8MoEMethod.create_fp8_moe_weight_).
     blocked += ["dense_intermediate", "moe_intermediate"] if spec.fp8 else []
     found = []
     for name in blocked:
@@ -244,9 +245,10 @@ def quantization_config(geometry: Geometry) -> dict[str, Any]:
 
     Its list names self_attn.indexers_proj, which no module is called; the tensor is indexer.weights_proj.
     Nothing hangs on the list for this architecture. SGLang 0.5.23 matches it by dotted parts
-    (layers/quantization/utils.py:46), so that entry matches nothing, but weights_proj is built without a
-    quantisation config (layers/attention/dsa/dsa_indexer.py:368, or :353 merged with wk), the router is a
-    bare parameter (models/deepseek_v2.py:508) and eh_proj is nn.Linear (models/deepseek_nextn.py:102).
+    (layers/quantization/utils.py _module_path_match), so that entry matches nothing, but weights_proj is
+    built without a quantisation config, merged with wk or not (layers/attention/dsa/dsa_indexer.py Indexer),
+    the router is a bare parameter (models/deepseek_v2.py MoEGate) and eh_proj is nn.Linear
+    (models/deepseek_nextn.py DeepseekModelNextN).
     """
     kept = ["lm_head", "model.embed_tokens", "model.norm"]
     for name, stored in checkpoint_tensors(geometry, fp8=True).items():

@@ -48,7 +48,7 @@ NORM_SPREAD = 0.1
 INDEX_BIAS = 0.6
 # Near the spread of the scores it is added to (0.2, the sigmoid of unit logits): it decides for most tokens,
 # and with its tails cut every expert still has some. The offset is the published checkpoints' own trait: in
-# bf16 the spread would be a few steps wide (SGLang 0.5.23, models/deepseek_v2.py:520).
+# bf16 the spread would be a few steps wide (SGLang 0.5.23, models/deepseek_v2.py MoEGate).
 ROUTER_BIAS, ROUTER_TAIL, ROUTER_OFFSET = 0.15, 1.5, 8.0
 # The MTP layer's two copies are the main model's own tensors.
 COPIES = {"embed_tokens.weight": "model.embed_tokens.weight", "shared_head.head.weight": "lm_head.weight"}

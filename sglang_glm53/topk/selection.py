@@ -88,7 +88,7 @@ def topk_transform(original: Callable[..., Any], topk_backend: Any, *args: Any, 
 
     Returns [rows, topk] int32: slots (paged), places in the gathered KV (ragged) or positions (unfused), in
     ascending order of position and padded with -1. Other models' calls pass through.
-    Source: SGLang 0.5.23, layers/attention/dsa/dsa_topk_backend.py:95.
+    Source: SGLang 0.5.23, layers/attention/dsa/dsa_topk_backend.py DSATopKBackend.topk_transform.
     """
     if _serving and is_on():
         found = _select(topk_backend, *args, **named)

@@ -21,7 +21,8 @@ from sglang_glm53.weights.parameter_map import Plan
 
 logger = logging.getLogger(__name__)
 
-# The load formats in which SGLang reads a folder's safetensors files (model_loader/loader.py:484).
+# The load formats in which SGLang reads a folder's safetensors files (model_loader/loader.py
+# DefaultModelLoader._prepare_weights).
 SAFETENSORS_FORMATS = ("auto", "safetensors", "fastsafetensors", "instanttensor")
 READ_ERRORS = (OSError, RuntimeError, ValueError, SafetensorError)
 Weights = Iterable[tuple[str, torch.Tensor]]
@@ -67,7 +68,10 @@ def _format_name(load_format: Any) -> str:
 
 
 def runtime_source(draft: bool) -> Source:
-    """Where the running server loads from. Source: SGLang 0.5.23, managers/tp_worker.py:468."""
+    """Where the running server loads from.
+
+    Source: SGLang 0.5.23, managers/tp_worker.py TpModelWorker._init_model_config.
+    """
     model, path, revision, load_format = get_model(), None, None, None
     if draft:
         spec = get_spec()
@@ -88,7 +92,7 @@ def accept_extra_key(
     """AROUND hook that lets EXTRA_KEY through; every other key is SGLang's to judge.
 
     Raises ValueError when the value is not a bool, or with instanttensor, which takes every key for its own.
-    Source: SGLang 0.5.23, model_loader/loader.py:362.
+    Source: SGLang 0.5.23, model_loader/loader.py _validate_default_loader_extra_config.
     """
     if EXTRA_KEY in extra_config:
         _extra_allowed(extra_config)
@@ -114,8 +118,9 @@ def load_strictly(
     that pass. source: where the weights come from; by default, what the running server says.
 
     The first load must be complete. SGLang's loaders put a model into eval mode when they are done with it
-    (model_loader/loader.py:1025, and :1532 for dummy weights), so a model in eval mode is being updated: each
-    tensor is then checked, but an update may bring any part of the model.
+    (model_loader/loader.py DefaultModelLoader.load_model, and DummyModelLoader.load_model for dummy weights),
+    so a model in eval mode is being updated: each tensor is then checked, but an update may bring any part of
+    the model.
     Raises WeightLoadError with all problems; those that headers show are raised before any data is read.
     """
     source = source or runtime_source(draft)
@@ -137,7 +142,7 @@ def load_strictly(
 class _Unpadded:
     """A config as the checkpoint has it: on a CPU, SGLang pads sizes and keeps each as original_<field>.
 
-    Source: SGLang 0.5.23, configs/update_config.py:226.
+    Source: SGLang 0.5.23, configs/update_config.py adjust_config_with_unaligned_cpu_tp.
     """
 
     def __init__(self, config: Any) -> None:

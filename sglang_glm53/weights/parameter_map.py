@@ -14,7 +14,8 @@ from sglang_glm53.geometry import SHARED, Geometry
 from sglang_glm53.weights.stored_tensors import SCALE_SUFFIX, TensorSpec, checkpoint_tensors
 
 # SGLang's stacked modules and the stored ones whose rows they hold, in order.
-# Source: SGLang 0.5.23, models/deepseek_common/deepseek_weight_loader.py:247 and :425.
+# Source: SGLang 0.5.23, models/deepseek_common/deepseek_weight_loader.py
+# DeepseekV2WeightLoaderMixin.do_load_weights.
 STACKED = {
     "fused_qkv_a_proj_with_mqa": ("q_a_proj", "kv_a_proj_with_mqa"),
     "gate_up_proj": ("gate_proj", "up_proj"),
@@ -62,12 +63,14 @@ PARAMETERS_WITHOUT_TENSOR = (
     Rule(
         r".+\.attn_(mqa|mha|mqa_for_dcp_decode)\.[kv]_scale",
         None,
-        "KV-cache scales: GLM-5.3 stores none, and SGLang then uses 1.0 (layers/quantization/kv_cache.py:56)",
+        "KV-cache scales: GLM-5.3 stores none, and SGLang then uses 1.0 (layers/quantization/kv_cache.py "
+        "BaseKVCacheMethod)",
     ),
     Rule(
         r"(model\.embed_tokens|lm_head)\.weight",
         True,
-        "the draft worker puts the main model's in their place (speculative/eagle_worker_v2.py:378)",
+        "the draft worker puts the main model's in their place (speculative/eagle_worker_v2.py "
+        "EagleDraftWorker.init_lm_head)",
     ),
 )
 
@@ -138,7 +141,8 @@ class Plan:
         """The per-expert tensors that a packed expert tensor holds, and its own shape; else None.
 
         gate_up_proj: [experts, 2 * moe_intermediate, hidden]; down_proj: [experts, hidden, moe_intermediate];
-        their block scales end in _scale. Source: SGLang 0.5.23, deepseek_weight_loader.py:173.
+        their block scales end in _scale. Source: SGLang 0.5.23,
+        models/deepseek_common/deepseek_weight_loader.py _load_fused_expert_tensor.
         """
         match = _PACKED_EXPERTS.fullmatch(name)
         if match is None:
@@ -159,7 +163,8 @@ def expert_slots(experts: Any, routed: int, shared: int, location: Any) -> list[
 
     experts: SGLang's FusedMoE. routed, shared: routed experts, and shared ones fused behind them.
     location: SGLang's expert location metadata under EPLB, where one expert may have several slots, or None.
-    Source: SGLang 0.5.23, layers/moe/fused_moe_triton/layer.py:1153 and :1189.
+    Source: SGLang 0.5.23, layers/moe/fused_moe_triton/layer.py
+    FusedMoE._map_global_expert_id_to_local_expert_id and FusedMoE.weight_loader.
     """
     slots = []
     for expert in range(routed + shared):

@@ -35,7 +35,7 @@ def rows(count: int, seed: int = 0) -> torch.Tensor:
 
 
 def scale_of(amax: torch.Tensor) -> torch.Tensor:
-    """The kernel's scales, float32 powers of two (trtllm_allreduce_fusion.cuh:1194)."""
+    """The kernel's scales, float32 powers of two (trtllm_allreduce_fusion.cuh FusedOp)."""
     bits = (amax.float() / 448.0).clamp(min=1e-10).view(torch.int32)
     return torch.where((bits & 0x7FFFFF) != 0, (bits + 0x800000) & 0x7F800000, bits).view(torch.float32)
 

@@ -106,7 +106,7 @@ def test_every_launch_script_is_in_its_table():
 
 def test_faults_are_reported(sglang_parser):
     text = (
-        "See [a](docs/gone.md), `sglang_glm53/gone.py:12`, `srt/plugins/__init__.py:39` and `config.py`.\n"
+        "See [a](docs/gone.md), `sglang_glm53/gone.py:f`, `srt/plugins/__init__.py:f` and `config.py`.\n"
         "Set `GLM53_TURBO=1` or GLM53_KERNELS, run `make coffee` or `make test`.\n"
         "```bash\nglm53 fly --json\nglm53 doctor --jsn\n"
         "python -m sglang.launch_server --model-impl glm53 --nsa-prefill-backend x --tp-size 8\n```\n"

@@ -35,6 +35,10 @@ TOOL_ROOMS = {
     "cli": (*LEAVES, "kernels", "serving", "testing", "tiny", "bench"),
 }
 ALLOWED = PACKAGE_ROOMS | TOOL_ROOMS
+# A feature's seam table is data about SGLang's source: it imports this and nothing else.
+SEAM_TABLES = dict.fromkeys(
+    (f"{room}.seams" for room in (*FEATURES, "model", "cpu")), "sglang_glm53.upstream"
+)
 MAY_IMPORT_SGLANG = {*FEATURES, "model", "cpu", "serving", "plugin", "cli"}
 JIT = "kernels.jit"
 # GLM-5.3's sizes that mean nothing else: the KV row, the index page, hidden, vocabulary, the A projection.
@@ -89,7 +93,7 @@ def _import_faults(module: str, tree: ast.AST) -> list[str]:
     for name in sorted(_imports(tree)):
         if name.startswith("."):
             faults.append(f"{module} imports {name}: write absolute imports")
-        elif not _may_import(room, name):
+        elif not f"{name}.".startswith(f"{SEAM_TABLES.get(module, name)}.") or not _may_import(room, name):
             faults.append(f"{module} imports {name}")
         elif name.startswith("sglang.kernels.jit") and module != JIT:
             faults.append(f"{module} imports {name}: only {JIT} calls SGLang's JIT loader")
@@ -132,6 +136,7 @@ def test_the_table_names_what_exists_and_draws_no_circle():
             (PACKAGE / name.replace(".", "/")).with_suffix(".py").is_file() for name in allowed if "." in name
         )
         above.append(room)
+    assert all((PACKAGE / f"{name.replace('.', '/')}.py").is_file() for name in SEAM_TABLES)
     assert not set(PACKAGE_ROOMS) & set(TOOL_ROOMS)
     assert not any(set(allowed) & set(TOOL_ROOMS) for allowed in PACKAGE_ROOMS.values())
 
@@ -164,6 +169,8 @@ def test_the_table_names_what_exists_and_draws_no_circle():
         ("cpu.moe", "ROW = 656", "cpu.moe states 656: geometry.py owns it"),
         ("plugin", "os.environ.get('GLM53_X')", "plugin reads GLM53_X: config.py owns it"),
         ("plugin", "os.environ['GLM53_X']", "plugin reads GLM53_X: config.py owns it"),
+        ("topk.seams", "from sglang_glm53.kernels import jit", "topk.seams imports sglang_glm53.kernels.jit"),
+        ("cpu.seams", "import torch", "cpu.seams imports torch"),
         ("utils", "", "utils has no place in the layering"),
     ],
 )
@@ -176,6 +183,7 @@ def test_a_breach_is_reported(module, source, fault):
     [
         ("model.model", "from sglang_glm53 import geometry, __version__\nfrom sglang.srt import x"),
         ("serving.seams", "from sglang_glm53.cpu import seams"),
+        ("topk.seams", "from sglang_glm53.upstream import Seam"),
         ("kernels.jit", "from sglang.kernels.jit import load_jit"),
         ("cli.doctor", "from sglang_glm53.testing.server import Server"),
         ("testing.server", "env = {'GLM53_KERNELS': 'torch'}"),

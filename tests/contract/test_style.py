@@ -13,6 +13,9 @@ MAX_FUNCTION_LINES = 50
 HOSTS = {"127.0.0.1", "localhost", "github.com", "www.apache.org", "keepachangelog.com", "semver.org"}
 # Folders of one machine, spelled so that this file does not hold them.
 MACHINE_PATH = re.compile(r"(?<![\w.$}])/(?:work|root|tmp/helpers|home/\w+)(?:/|\b)|\.\./shar" + "ed")
+# Lines move with every release; a function's or a class's name lasts. A dated measurement stays as it was.
+LINE_CITATION = re.compile(r"[\w/]+\.(?:py|cuh?|h|hpp|cpp):\d+|\blines? \d{3,}\b")
+DATED = re.compile(r"\d{4}-\d\d-\d\d-")
 LEFTOVER = re.compile(r"\b(?:TO" + "DO|FIX" + "ME|XX" + r"X)\b")
 
 
@@ -34,6 +37,8 @@ def _text_faults(name: str, text: str) -> list[str]:
         faults.append(f"{lines} lines, {limit} allowed")
     faults += [f"names a machine's folder: {found}" for found in MACHINE_PATH.findall(text)]
     faults += [f"holds a leftover: {found}" for found in LEFTOVER.findall(text)]
+    cited = [] if DATED.match(name) else LINE_CITATION.findall(text)
+    faults += [f"cites {found}: name the function or class" for found in cited]
     hosts = set(re.findall(r"https?://([\w.-]+)", text)) - HOSTS
     return faults + [f"names the host {host}" for host in sorted(hosts)]
 
@@ -88,6 +93,12 @@ def test_text_faults_are_reported():
         "holds a leftover: TO" + "DO",
         "names the host files.example.org",
     ]
+    cited = "see layers/x.py" + ":12, :34 and, in csrc/y.cuh" + ":5, line" + " 678\nFile 'x.py', line 1\n"
+    assert _text_faults("a.txt", cited) == [
+        f"cites {found}: name the function or class"
+        for found in ("layers/x.py" + ":12", "csrc/y.cuh" + ":5", "line" + " 678")
+    ]
+    assert _text_faults("2026-11-29-a.md", cited) == []
     assert _text_faults("a.py", "\n" * 401) == ["401 lines, 400 allowed"]
     assert _text_faults("a.cuh", "\n" * 601) == ["601 lines, 600 allowed"]
     assert _text_faults("a.md", "\n" * 601) == []

@@ -42,7 +42,7 @@ import sglang.srt.managers.scheduler
 from sglang.srt.model_loader import loader, utils
 from sglang.srt.plugins import load_plugins
 
-targets = [hook.target for rows in hooks.HOOKS.values() for hook in rows] + json.loads(sys.argv[1])
+targets = [target for group in hooks.SEAMS for target, _ in hooks.hooked(group)] + json.loads(sys.argv[1])
 before = {target: attribute(target) for target in targets}
 load_plugins()
 after_load = changed(before)
@@ -85,7 +85,7 @@ def process():
 
 
 def test_only_the_guards_and_their_hook_differ_from_stock(process):
-    ahead = [hook.target for hook in hooks.HOOKS["guard"]]
+    ahead = [target for target, _ in hooks.hooked("guard")]
     assert process["after_load"] == process["after_auto"] == sorted([*GUARDED, *ahead])
     assert process["one_guard"]
 
@@ -97,7 +97,7 @@ def test_another_implementation_gets_what_stock_returns(process):
 
 def test_ours_gets_our_class_and_the_hooks(process):
     assert process["glm53"] == ["sglang_glm53.model.model", "Glm53ForCausalLM", "GlmMoeDsaForCausalLM"]
-    hooked = [hook.target for group in ("guard", "model") for hook in hooks.HOOKS[group]]
+    hooked = [target for group in ("guard", "model") for target, _ in hooks.hooked(group)]
     assert process["after_glm53"] == sorted([*GUARDED, *hooked])
 
 
@@ -237,7 +237,7 @@ def test_register_raises(launches):
     assert failure == (
         "sglang-glm53 did not start: _prepare failed with OSError: no space left: run glm53 doctor"
     )
-    unregistered = [hook.target for group in ("guard", "cpu") for hook in hooks.HOOKS[group]]
+    unregistered = [target for group in ("guard", "cpu") for target, _ in hooks.hooked(group)]
     assert [reason.partition(": ")[0] for reason in missing] == unregistered
 
 

@@ -35,7 +35,7 @@ SITES = 2
 class Entry:
     """One kernel entry. name: "<family> <function>". module: the model's module that was being called.
 
-    site: the innermost frames of SGLang and of this package, "file:line function", outermost last.
+    site: the innermost frames of SGLang and of this package, "file function", outermost last.
     """
 
     name: str
@@ -105,10 +105,8 @@ def _site() -> str:
         file = frame.f_code.co_filename.replace("\\", "/")
         for package in ("/sglang/", "/sglang_glm53/"):
             if package in file and "/tests/" not in file:
-                name = file.rpartition(package)[2]
-                own = package == "/sglang_glm53/"
-                place = f"sglang_glm53/{name}" if own else f"{name}:{frame.f_lineno}"
-                found.append(f"{place} {frame.f_code.co_name}")
+                own = "sglang_glm53/" if package == "/sglang_glm53/" else ""
+                found.append(f"{own}{file.rpartition(package)[2]} {frame.f_code.co_qualname}")
         frame = frame.f_back
     return " < ".join(found)
 

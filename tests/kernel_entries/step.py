@@ -198,9 +198,11 @@ def _change(model: Any, case: dict[str, Any]) -> None:
 
 def _select_as_served() -> None:
     """Put the hook of the selection in place; the others of its group belong to processes that serve."""
-    [hook] = [row for row in hooks.HOOKS["model"] if row.handler.startswith("sglang_glm53.topk.selection:")]
+    [(target, hook)] = [
+        row for row in hooks.hooked("model") if row[1].handler.startswith("sglang_glm53.topk.selection:")
+    ]
     source = HookSource("glm53", "sglang-glm53")
-    HookRegistry.register(hook.target, pkgutil.resolve_name(hook.handler), HookType(hook.kind), source=source)
+    HookRegistry.register(target, pkgutil.resolve_name(hook.handler), HookType(hook.kind), source=source)
     HookRegistry.apply_hooks()
 
 

@@ -95,7 +95,7 @@ def test_tp8_keeps_sglangs_all_reduce_norms(recorded, capability):
 @pytest.mark.parametrize("capability", DEVICES[1:])
 def test_tp8_on_blackwell_quantises_in_the_trtllm_all_reduce(recorded, capability):
     stock, ours = recorded["tp8_trtllm stock"], recorded["tp8_trtllm ours"]
-    site = "sglang_glm53/boundary/allreduce.py make < sglang_glm53/boundary/fused_norm.py complete"
+    site = "sglang_glm53/boundary/allreduce.py make < sglang_glm53/boundary/fused_norm.py Site.complete"
     layers = [0] + [layer for layer in range(1, 8) for _ in range(2)]
     assert _norms_with_all_reduce(ours) == [f"model.layers.{layer} | {site}" for layer in layers]
     assert len(_norms_with_all_reduce(stock)) == len(layers)

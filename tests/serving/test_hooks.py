@@ -8,9 +8,8 @@ import pytest
 
 from sglang_glm53 import upstream
 from sglang_glm53.serving import hooks
-from sglang_glm53.serving.hooks import Hook
 from sglang_glm53.serving.seams import SEAMS
-from sglang_glm53.upstream import Seam
+from sglang_glm53.upstream import Hook, Seam
 
 
 def around(original, *args, **kwargs):
@@ -61,7 +60,8 @@ def target(monkeypatch):
 
 
 def use(monkeypatch, *rows):
-    monkeypatch.setattr(hooks, "HOOKS", {"guard": (), "model": tuple(Hook(*row) for row in rows), "cpu": ()})
+    seams = tuple(Seam(target, "field", "", Hook(kind, handler)) for target, kind, handler in rows)
+    monkeypatch.setattr(hooks, "SEAMS", {"guard": (), "model": seams, "cpu": ()})
 
 
 HERE = __name__
@@ -138,7 +138,7 @@ def test_a_missing_handler_raises(registry, target, monkeypatch):
 
 
 def test_problems_and_fingerprint_follow_the_seams(monkeypatch):
-    seams = {**SEAMS, "guard": (Seam("sglang.srt.plugins.load_plugins", "function", "(group)", ""),)}
+    seams = {**SEAMS, "guard": (Seam("sglang.srt.plugins.load_plugins", "function(group)", ""),)}
     before_change = hooks.fingerprint()
     assert hooks.problems(["model"]) == []
     monkeypatch.setattr(hooks, "SEAMS", seams)

@@ -52,7 +52,7 @@ class Build:
 
 
 class FakeExperts(nn.Module):
-    """What decides in FusedMoE which expert lives where (layers/moe/fused_moe_triton/layer.py:404)."""
+    """What decides in FusedMoE which expert lives where (layers/moe/fused_moe_triton/layer.py)."""
 
     def __init__(self, g: Geometry, build: Build) -> None:
         super().__init__()
