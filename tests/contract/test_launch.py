@@ -251,7 +251,9 @@ def test_a_module_that_does_not_load_stops_the_script_at_once(name, module, erro
         f'[ "$2" != "import {module}" ] || '
         f'{{ printf "%s\\n" "Traceback (most recent call last):" "{error}" >&2; exit 1; }}'
     )
-    ran = scripts.run(scripts.FOLDER / name, tmp_path, ["http://a:1", "http://b:2"], python=python)
+    ran = scripts.run(
+        scripts.FOLDER / name, tmp_path, ["http://127.0.0.1:1", "http://127.0.0.1:2"], python=python
+    )
     assert (ran.calls[-1].words, ran.status) == (["python", "-c", f"import {module}"], 1)
     assert ran.said == f"{name}: {module} does not load: {error}: {repair}\n"
 
