@@ -2,18 +2,9 @@
 # GLM-5.3 in FP8 on one node of 8 B200 GPUs, for many concurrent requests. Not yet run on a GPU.
 # Usage: launch/dp8_throughput_b200.sh [MODEL [SGLANG_FLAG...]]
 set -euo pipefail
-model=${1:-zai-org/GLM-5.3}
-shift $(($# > 0))
+. "$(dirname "$0")/lib.sh"
 
-# The rows of a decode step on one GPU, 512 requests over 8: DeepEP's buffers hold just these.
-export SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK=${SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK:-64}
-# Stops here when SGLang would not load this package: it would serve its stock model without a word.
-glm53 doctor
-
-args=(
-  --model-path "$model"
-  # Our model classes; the guard refuses to start when they cannot serve this checkpoint.
-  --model-impl glm53
+flags=(
   # Every GPU runs the attention of its own requests, so no GPU keeps the cache of another's.
   --tp-size 8 --attn-dp-size 8
   # The experts are divided among the GPUs, and DeepEP takes each row to its experts.
@@ -24,7 +15,9 @@ args=(
   --max-running-requests 512 --chunked-prefill-size 65536
   # The H200 recipe's share of memory; the KV cache is FP8 on Blackwell without a flag.
   --mem-fraction-static 0.85
-  # GLM-5.3's formats for thinking and tool calls.
-  --reasoning-parser glm45 --tool-call-parser glm47
 )
-exec python -m sglang.launch_server "${args[@]}" "$@"
+# The published recipe's: with many requests a longer chain verifies more than it gains.
+mtp 1
+# The requests of one GPU.
+deepep_room $((512 / 8))
+serve "$@"

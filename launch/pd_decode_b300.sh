@@ -2,16 +2,9 @@
 # The decode half of a pair on one host: GLM-5.3 in FP8 on GPUs 4 to 7 of 8 B300. Not yet run on a GPU.
 # Usage: launch/pd_decode_b300.sh [MODEL [SGLANG_FLAG...]]     (with launch/pd_prefill_b300.sh and pd_router.sh)
 set -euo pipefail
-model=${1:-zai-org/GLM-5.3}
-shift $(($# > 0))
+. "$(dirname "$0")/lib.sh"
 
-# Stops here when SGLang would not load this package: it would serve its stock model without a word.
-glm53 doctor
-
-args=(
-  --model-path "$model"
-  # Our model classes; the guard refuses to start when they cannot serve this checkpoint.
-  --model-impl glm53
+flags=(
   # Takes the KV of each prompt from the prefill server, after comparing what both hold.
   --disaggregation-mode decode --disaggregation-transfer-backend mooncake
   # The GPUs that the prefill server leaves, and ports far enough from its own.
@@ -22,7 +15,7 @@ args=(
   --max-running-requests 128
   # The published recipe's share of memory for weights and KV cache; the rest holds activations.
   --mem-fraction-static 0.85
-  # GLM-5.3's formats for thinking and tool calls.
-  --reasoning-parser glm45 --tool-call-parser glm47
 )
-exec python -m sglang.launch_server "${args[@]}" "$@"
+# The published pair's, and the prefill server's: it sends the draft's rows too.
+mtp 3
+serve "$@"

@@ -2,8 +2,10 @@
 # SGLang's router before one prefill and one decode server. It needs no GPU: pip install sglang-router==0.3.2
 # Usage: launch/pd_router.sh PREFILL_URL DECODE_URL [ROUTER_FLAG...]   both with their ports
 set -euo pipefail
+. "$(dirname "$0")/lib.sh"
 prefill=${1:?PREFILL_URL is missing} decode=${2:?DECODE_URL is missing}
 shift 2
+loads sglang-router==0.3.2 sglang_router
 
 args=(
   # Each request goes to both: the prefill server computes its prompt, the decode server answers.

@@ -2,16 +2,9 @@
 # GLM-5.3 in FP8 on one node of 8 H200 GPUs, for a few long requests. Not yet run on a GPU.
 # Usage: launch/tp8_long_context.sh [MODEL [SGLANG_FLAG...]]
 set -euo pipefail
-model=${1:-zai-org/GLM-5.3}
-shift $(($# > 0))
+. "$(dirname "$0")/lib.sh"
 
-# Stops here when SGLang would not load this package: it would serve its stock model without a word.
-glm53 doctor
-
-args=(
-  --model-path "$model"
-  # Our model classes; the guard refuses to start when they cannot serve this checkpoint.
-  --model-impl glm53
+flags=(
   # Every GPU works on every token and holds an eighth of the weights, which leaves the most room for one
   # request's cache. Attention DP would hold whole attention weights on each GPU.
   --tp-size 8
@@ -23,7 +16,6 @@ args=(
   --max-running-requests 16
   # The rest holds activations and the indexer's scores, which grow with the context.
   --mem-fraction-static 0.85
-  # GLM-5.3's formats for thinking and tool calls.
-  --reasoning-parser glm45 --tool-call-parser glm47
 )
-exec python -m sglang.launch_server "${args[@]}" "$@"
+# No recipe with MTP is published for such requests.
+serve "$@"

@@ -47,8 +47,10 @@ FLAGS = (
     ),
     *("kv_cache_dtype", "attention_backend", "dsa_prefill_backend", "dsa_decode_backend"),
     *("max_running_requests", "chunked_prefill_size", "context_length", "mem_fraction_static"),
-    *("reasoning_parser", "tool_call_parser", "model_impl", "speculative_algorithm"),
-    *("disaggregation_mode", "disaggregation_transfer_backend", "base_gpu_id"),
+    *("reasoning_parser", "tool_call_parser", "model_impl"),
+    *("speculative_algorithm", "speculative_num_steps", "speculative_eagle_topk"),
+    "speculative_num_draft_tokens",
+    *("disaggregation_mode", "disaggregation_transfer_backend", "base_gpu_id", "host"),
 )
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[2] / "launch"
-SCRIPTS = sorted(FOLDER.glob("*.sh"))
+LIBRARY = FOLDER / "lib.sh"
+SCRIPTS = sorted(set(FOLDER.glob("*.sh")) - {LIBRARY})
 # The router serves no model, and the smoke run starts others and ends.
 NO_SERVERS = ("pd_router.sh", "pd_smoke.sh")
 SERVERS = [script for script in SCRIPTS if script.name not in NO_SERVERS]
@@ -16,10 +17,26 @@ MODEL = "some/checkpoint"
 
 @dataclass(frozen=True)
 class Call:
-    """A command that a script called: its words, and the SGLANG_ variables that it saw."""
+    """A command that a script called: its words, the SGLANG_ variables that it saw, and its process."""
 
     words: list[str]
     environment: dict[str, str]
+    process: int
+
+    @property
+    def flags(self) -> list[str]:
+        """What follows --model-path and --model-impl in a server's words."""
+        return self.words[self.words.index("--model-impl") + 2 :]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A script's calls in order, its exit status, its own process, and what it wrote to stderr."""
+
+    calls: list[Call]
+    status: int
+    process: int
+    said: str
 
 
 def arguments(script: Path) -> list[str]:
@@ -28,24 +45,39 @@ def arguments(script: Path) -> list[str]:
 
 
 def run(
-    script: Path, folder: Path, words: list[str], doctor: int = 0, **given: str
-) -> tuple[list[Call], int]:
-    """Run a script with a stub glm53 and a stub python in folder: the calls they saw, and the exit status.
+    script: Path, folder: Path, words: list[str], doctor: int = 0, python: str = "exit 0", **given: str
+) -> Run:
+    """Run a script with a stub glm53 and a stub python in folder.
 
-    words: the script's arguments. doctor: the exit status of the stub glm53. given: environment variables.
+    words: the script's arguments. doctor: the exit status of the stub glm53. python: what the stub python
+    runs, in sh, after it has told of itself. given: environment variables.
     """
     log = folder / "log"
     log.write_text("")
-    for name, status in (("glm53", doctor), ("python", 0)):
+    for name, then in (("glm53", f"exit {doctor}"), ("python", python)):
         stub = folder / name
-        call = f'printf "%s\\n" {name} "$@" >>{log}; env | grep ^SGLANG_ >>{log}; echo --- >>{log}'
-        stub.write_text(f"#!/bin/sh\n{call}\nexit {status}\n")
+        told = f'told=$(printf "%s\\n" $$ {name} "$@"; env | grep ^SGLANG_; echo ---)'
+        # In one piece, as others may write beside it.
+        stub.write_text(f'#!/bin/sh\n{told}\necho "$told" >>{log}\n{then}\n')
         stub.chmod(0o755)
-    command = ["bash", str(script), *words]
-    ended = subprocess.run(command, env={"PATH": f"{folder}:/usr/bin:/bin"} | given, capture_output=True)
+    process = subprocess.Popen(
+        ["bash", str(script), *words],
+        env={"PATH": f"{folder}:/usr/bin:/bin"} | given,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    _, said = process.communicate()
     calls = []
     for block in log.read_text().split("---\n")[:-1]:
-        lines = block.splitlines()
+        number, *lines = block.splitlines()
         variables = [line for line in lines if line.startswith("SGLANG_")]
-        calls.append(Call(lines[: len(lines) - len(variables)], dict(v.split("=", 1) for v in variables)))
-    return calls, ended.returncode
+        told = dict(line.split("=", 1) for line in variables)
+        calls.append(Call(lines[: len(lines) - len(variables)], told, int(number)))
+    return Run(calls, process.returncode, process.pid, said)
+
+
+def server(name: str, folder: Path, **given: str) -> Call:
+    """The call by which the script of that name becomes the server, run with its least arguments."""
+    script = FOLDER / name
+    return run(script, folder, arguments(script), **given).calls[-1]

@@ -1,21 +1,14 @@
-"""Owns the checks of launch/ and of DeepEP's capacity against SGLang's own resolution of the flags."""
+"""Owns the checks of launch/, its scripts and its table, against SGLang's own resolution of the flags."""
 
-import ast
 import re
 
 import pytest
 
-from sglang_glm53 import upstream
-from sglang_glm53.serving import deepep_capacity
 from sglang_glm53.serving.deepep_capacity import VARIABLE
-from tests.configs import mtp
 from tests.contract import scripts
 from tests.contract.resolver import GENERATIONS, MACHINES
 
-SRT = upstream.root() / "srt"
-DP8 = ["--tp-size", "8", "--attn-dp-size", "8", "--moe-a2a-backend", "deepep"]
-REQUESTS = ["--max-running-requests", "256"]
-OVERLAP, MIXED = "--enable-two-batch-overlap", "--enable-mixed-chunk"
+README = scripts.FOLDER / "README.md"
 
 
 def tensor_parallel(**more):
@@ -62,9 +55,9 @@ def half(mode, **values):
     return values | {"disaggregation_mode": mode, "disaggregation_transfer_backend": "mooncake"}
 
 
-# Script, machine, the flags that its comments and launch/README.md state, the rows of its decode step.
+# Script, machine, the flags that its comments state, MTP's steps, a GPU's requests where DeepEP takes them.
 SAID = [
-    ("tp8_low_latency.sh", "H200", tensor_parallel(**HOPPER_BF16, mem_fraction_static=0.8), None),
+    ("tp8_low_latency.sh", "H200", tensor_parallel(**HOPPER_BF16, mem_fraction_static=0.8), 5, None),
     (
         "tp8_long_context.sh",
         "H200",
@@ -76,18 +69,20 @@ SAID = [
             max_running_requests=16,
             mem_fraction_static=0.85,
         ),
+        0,
         None,
     ),
-    ("dp8_throughput.sh", "H200", expert_parallel(8, 256, 4096, **HOPPER_BF16), 32),
-    ("dp8_throughput_b200.sh", "B200", expert_parallel(8, 512, 8192, **BLACKWELL_FP8), 64),
-    ("dp8_throughput_b300.sh", "B300", expert_parallel(8, 1024, 8192, **BLACKWELL_FP8), 128),
-    ("dp4_throughput_gb300.sh", "GB300", expert_parallel(4, 512, 8192, **BLACKWELL_FP8), 128),
-    ("ep16_overlap.sh", "H200", two_nodes_or_more(16, 1024), 64),
-    ("ep32_overlap.sh", "H200", two_nodes_or_more(32, 2048), 64),
+    ("dp8_throughput.sh", "H200", expert_parallel(8, 256, 4096, **HOPPER_BF16), 1, 32),
+    ("dp8_throughput_b200.sh", "B200", expert_parallel(8, 512, 8192, **BLACKWELL_FP8), 1, 64),
+    ("dp8_throughput_b300.sh", "B300", expert_parallel(8, 1024, 8192, **BLACKWELL_FP8), 1, 128),
+    ("dp4_throughput_gb300.sh", "GB300", expert_parallel(4, 512, 8192, **BLACKWELL_FP8), 1, 128),
+    ("ep16_overlap.sh", "H200", two_nodes_or_more(16, 1024), 0, 64),
+    ("ep32_overlap.sh", "H200", two_nodes_or_more(32, 2048), 0, 64),
     (
         "pd_decode.sh",
         "H200",
         half("decode", **expert_parallel(8, 512, 1024, **HOPPER_BF16, deepep_mode="low_latency")),
+        3,
         64,
     ),
     (
@@ -96,6 +91,7 @@ SAID = [
         half(
             "decode", **tensor_parallel(**BLACKWELL_FP8, tp_size=4, base_gpu_id=4, max_running_requests=128)
         ),
+        3,
         None,
     ),
     (
@@ -105,18 +101,28 @@ SAID = [
             "decode",
             **two_nodes_or_more(16, 2048) | {"deepep_mode": "low_latency", "chunked_prefill_size": 512},
         ),
+        3,
         128,
     ),
     (
         "pd_prefill.sh",
         "H200",
-        half("prefill", **tensor_parallel(**HOPPER_BF16, chunked_prefill_size=16384)),
+        half(
+            "prefill", **tensor_parallel(**HOPPER_BF16, chunked_prefill_size=16384, max_running_requests=512)
+        ),
+        3,
         None,
     ),
     (
         "pd_prefill_b300.sh",
         "B300",
-        half("prefill", **tensor_parallel(**BLACKWELL_FP8, tp_size=4, chunked_prefill_size=16384)),
+        half(
+            "prefill",
+            **tensor_parallel(
+                **BLACKWELL_FP8, tp_size=4, chunked_prefill_size=16384, max_running_requests=128
+            ),
+        ),
+        3,
         None,
     ),
 ]
@@ -125,7 +131,6 @@ COMMON = {
     "attention_backend": "dsa",
     "reasoning_parser": "glm45",
     "tool_call_parser": "glm47",
-    "speculative_algorithm": None,
     "enable_mixed_chunk": False,
 }
 
@@ -135,17 +140,43 @@ def _param(name, machine, *rest):
     return pytest.param(name, machine, *rest, id=name, marks=slow)
 
 
-@pytest.mark.parametrize(("name", "machine", "said", "rows"), [_param(*row) for row in SAID])
-def test_a_script_resolves_to_what_it_says(resolver, tmp_path, name, machine, said, rows):
-    script = scripts.FOLDER / name
-    (_, server), _ = scripts.run(script, tmp_path, scripts.arguments(script))
-    flags = server.words[server.words.index("--model-impl") + 2 :]
-    answer = resolver(GENERATIONS[machine]).resolve(flags, machine, **server.environment)
+@pytest.fixture(scope="module")
+def resolved(resolver, tmp_path_factory):
+    """(script's name, machine, MTP) -> SGLang's answer and the environment that the script gives it."""
+    done = {}
+
+    def of(name, machine, mtp="1"):
+        if (name, mtp) not in done:
+            # A recipe without MTP refuses MTP=1.
+            given = {"MTP": mtp} if mtp == "0" else {}
+            server = scripts.server(name, tmp_path_factory.mktemp("stubs"), **given)
+            answer = resolver(GENERATIONS[machine]).resolve(server.flags, machine, **server.environment)
+            done[name, mtp] = answer, server.environment
+        return done[name, mtp]
+
+    return of
+
+
+def drafts(steps):
+    """The resolved flags of a chain of so many drafts; those without MTP for 0."""
+    sizes = (steps, 1, steps + 1) if steps else (None, None, None)
+    names = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+    return {"speculative_algorithm": "EAGLE" if steps else None} | dict(zip(names, sizes, strict=True))
+
+
+@pytest.mark.parametrize("mtp", ["1", "0"])
+@pytest.mark.parametrize(("name", "machine", "said", "steps", "requests"), [_param(*row) for row in SAID])
+def test_a_script_resolves_to_what_it_says(resolved, name, machine, said, steps, requests, mtp):
+    steps = int(mtp) and steps
+    answer, environment = resolved(name, machine, mtp)
     assert "error" not in answer, answer
-    assert {key: answer["flags"][key] for key in said | COMMON} == said | COMMON
+    expected = said | COMMON | drafts(steps)
+    assert {key: answer["flags"][key] for key in expected} == expected
     assert answer["reasons"] == []
-    assert answer["steps"] == ([] if rows is None else [["decode", rows]])
-    assert answer["capacity"] == (128 if rows is None else rows)
+    rows = requests and requests * (steps + 1)
+    assert answer["steps"] == ([["decode", rows]] if rows else [])
+    assert environment == ({VARIABLE: str(rows)} if rows else {})
+    assert answer["capacity"] == (rows or 128)
     assert [line for line in answer["warnings"] if VARIABLE in line] == []
     mode, overlap = said.get("disaggregation_mode"), said.get("enable_two_batch_overlap")
     assert answer["graphs"] == {
@@ -154,8 +185,10 @@ def test_a_script_resolves_to_what_it_says(resolver, tmp_path, name, machine, sa
     }
 
 
-@pytest.mark.parametrize(("name", "machine", "said", "rows"), [row for row in SAID if row[3]])
-def test_a_script_has_a_rank_for_every_gpu(name, machine, said, rows):
+@pytest.mark.parametrize(
+    ("name", "machine", "said", "steps", "requests"), [row for row in SAID if row[4] is not None]
+)
+def test_a_script_has_a_rank_for_every_gpu(name, machine, said, steps, requests):
     assert said["tp_size"] == MACHINES[machine][2] * said.get("nnodes", 1)
 
 
@@ -163,170 +196,100 @@ def test_every_gpu_script_is_resolved():
     assert [row[0] for row in sorted(SAID)] == [s.name for s in scripts.SERVERS if s.name != "cpu_demo.sh"]
 
 
-@pytest.mark.parametrize(
-    ("argv", "rows"),
-    [
-        pytest.param([], 32, id="no MTP"),
-        pytest.param(mtp(1), 64, id="1-1-2"),
-        pytest.param(mtp(3), 128, id="3-1-4"),
-        pytest.param(mtp(5), 192, id="5-1-6"),
-        pytest.param([OVERLAP, *mtp(3)], 128, id="3-1-4 with overlap"),
-    ],
-)
-def test_the_rows_are_those_that_sglang_computes_for_other_dispatchers(resolver, argv, rows):
-    """For DeepEP v2's graphs and for FlyDSL, whose capacity SGLang does compare with its flags."""
-    answer = resolver("H200").resolve([*DP8, *REQUESTS, *argv])
-    requests, tokens = answer["upstream"]["graph"]
-    assert requests * tokens == answer["upstream"]["decode"] == rows
-    assert answer["steps"] == [["decode", rows]]
+def table():
+    """Script's name -> its row of launch/README.md, as column -> cell."""
+    lines = [line for line in README.read_text().splitlines() if line.startswith("|")]
+    header, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    found = {}
+    for cells in rows:
+        name = re.search(r"launch/(\w+\.sh)", cells[0])[1]
+        found[name] = dict(zip(header, cells, strict=True))
+    return found
 
 
-def test_the_default_capacity_refuses_192_rows(resolver):
-    argv = [*DP8, *REQUESTS, *mtp(5)]
-    [reason] = resolver("H200").resolve(argv)["reasons"]
-    assert reason == (
-        f"{VARIABLE}=128, but a decode step has up to 192 rows on a rank (32 requests of 6 tokens): "
-        "set it to 192, or --max-running-requests to at most 168"
+def claims(name, machine, answer):
+    """What the row of a GPU script must say, by the flags that SGLang resolved: column -> its pattern."""
+    flags, count = answer["flags"], MACHINES[machine][2]
+    gpus, first = flags["tp_size"] // flags["nnodes"], flags["base_gpu_id"]
+    where = (
+        f"{gpus} {machine}" if gpus == count else f"GPUs {first} to {first + gpus - 1} of {count} {machine}"
     )
-    assert resolver("H200").resolve(argv, **{VARIABLE: "192"})["reasons"] == []
-    assert resolver("H200").resolve([*argv, "--max-running-requests", "168"])["reasons"] == []
+    fp8 = ", FP8 cache" if flags["kv_cache_dtype"] == "fp8_e4m3" else ""
+    overlap = ", two-batch overlap" if flags["enable_two_batch_overlap"] else ""
+    width, ranks = flags["tp_size"], flags["attn_dp_size"]
+    deepep = flags["moe_a2a_backend"] == "deepep"
+    steps = flags["speculative_num_steps"]
+    arguments = " RANK HEAD" if flags["nnodes"] > 1 else ""
+    return {
+        "Script": re.escape(f"`launch/{name}{arguments} [MODEL]`"),
+        "Machine": (f"{flags['nnodes']} nodes of " if flags["nnodes"] > 1 else "") + where,
+        "For": _purpose(flags),
+        "Requests": str(flags["max_running_requests"]),
+        "Attention": (f"DP {ranks}" if ranks == width else f"TP {width // ranks}") + fp8 + overlap,
+        "Experts": f"EP {flags['ep_size']}, DeepEP" if deepep else f"TP {width // flags['ep_size']}",
+        "MTP": "none" if steps is None else f"{steps} steps?",
+        "Run so far": "not on a GPU yet",
+    }
+
+
+def _purpose(flags):
+    role = {"prefill": "prompts, for a decode", "decode": "the answers, for a prefill"}
+    other = "elsewhere" if flags["host"] == "0.0.0.0" else "on the same host"
+    if flags["disaggregation_mode"] in role:
+        return f"{role[flags['disaggregation_mode']]} server {other}"
+    if flags["context_length"]:
+        return f"few requests, up to {flags['context_length']} tokens"
+    return r"many concurrent requests\D*" if flags["max_running_requests"] > 48 else "few concurrent requests"
+
+
+def wrong(row, claimed):
+    """The columns of a row that say something else."""
+    assert list(row) == list(claimed)
+    return [column for column, cell in row.items() if not re.fullmatch(claimed[column], cell)]
+
+
+@pytest.mark.parametrize(("name", "machine"), [_param(*row[:2]) for row in SAID])
+def test_a_row_says_what_the_script_resolves_to(resolved, name, machine):
+    answer, _ = resolved(name, machine)
+    assert wrong(table()[name], claims(name, machine, answer)) == []
+    # The flags of two machines of a generation may be the same; the script's first comment names its own.
+    assert f"{MACHINES[machine][2]} {machine}" in (scripts.FOLDER / name).read_text().splitlines()[1]
 
 
 @pytest.mark.parametrize(
-    ("argv", "room", "starts"),
+    ("column", "cell"),
     [
-        ([*DP8, *REQUESTS], "1025", [f"{VARIABLE}=1025: DeepEP takes at most 1024"]),
-        (DP8, "128", ["--max-running-requests bounds no decode step"]),
-        (
-            [*DP8, *REQUESTS, "--deepep-mode", "low_latency"],
-            "128",
-            [f"{VARIABLE}=128, but a prefill step has up to 1024 rows on a rank (1024 tokens)"],
-        ),
-        ([*DP8, *REQUESTS, "--deepep-mode", "low_latency"], "1024", []),
-        (
-            [*DP8[:4], *REQUESTS, "--moe-a2a-backend", "none", "--speculative-moe-a2a-backend", "deepep"],
-            "8",
-            [],
-        ),
-        (["--tp-size", "8", "--moe-a2a-backend", "deepep", *REQUESTS], "32", []),
-        (
-            ["--tp-size", "8", "--moe-a2a-backend", "deepep", *REQUESTS],
-            "28",
-            [f"{VARIABLE}=28, but a decode step has up to 32 rows on a rank (256 requests over 8 ranks)"],
-        ),
+        ("Script", "`launch/dp8_throughput.sh RANK HEAD [MODEL]`"),
+        ("Machine", "8 B200"),
+        ("Machine", "2 nodes of 8 H200"),
+        ("Machine", "GPUs 0 to 3 of 8 H200"),
+        ("For", "few concurrent requests"),
+        ("For", "many concurrent requests, up to 524288 tokens"),
+        ("For", "prompts, for a decode server elsewhere"),
+        ("Requests", "512"),
+        ("Attention", "TP 8"),
+        ("Attention", "DP 8, FP8 cache"),
+        ("Attention", "DP 8, two-batch overlap"),
+        ("Experts", "TP 8"),
+        ("Experts", "EP 16, DeepEP"),
+        ("MTP", "none"),
+        ("MTP", "3 steps"),
+        ("Run so far", "on 8 H200"),
     ],
 )
-def test_other_refusals(resolver, argv, room, starts):
-    answer = resolver("H200").resolve(argv, **{VARIABLE: room})
-    assert len(answer["reasons"]) == len(starts)
-    for reason, start in zip(answer["reasons"], starts, strict=True):
-        assert reason.startswith(start)
+def test_each_claim_of_a_row_can_fail(resolved, column, cell):
+    name, machine = "dp8_throughput.sh", "H200"
+    claimed = claims(name, machine, resolved(name, machine)[0])
+    assert wrong(table()[name] | {column: cell}, claimed) == [column]
 
 
-def test_a_wasteful_default_is_told(resolver):
-    answer = resolver("H200").resolve([*DP8, *REQUESTS])
-    assert answer["reasons"] == []
-    assert [line for line in answer["warnings"] if VARIABLE in line] == [
-        f"{VARIABLE}=128, but no step has more than 32 rows on a rank: 32 would free 1226833920 bytes "
-        "(1.1 GiB) on each GPU"
+def test_the_demo_has_one_process_and_nothing_of_its_own(tmp_path):
+    assert scripts.server("cpu_demo.sh", tmp_path).flags == []
+    row = table()["cpu_demo.sh"]
+    assert [row[column] for column in ("Machine", "Requests", "Attention", "Experts", "MTP")] == [
+        "any, no GPU",
+        "SGLang's choice",
+        "one process",
+        "one process",
+        "none",
     ]
-
-
-def test_normal_mode_turns_graphs_off_with_a_warning(resolver):
-    """SGLang itself warns and goes on, so this package adds nothing."""
-    answer = resolver("H200").resolve(
-        [*DP8, "--deepep-mode", "normal", "--cuda-graph-backend-decode", "full"]
-    )
-    assert answer["graphs"] == {"decode": "disabled", "prefill": "disabled"}
-    assert "Cuda graph is disabled because deepep_mode=`normal`" in answer["warnings"]
-    assert (answer["steps"], answer["reasons"]) == ([], [])
-
-
-@pytest.mark.parametrize(
-    ("mode", "modes"),
-    [
-        ("auto", {"prefill": "normal", "decode": "low_latency"}),
-        ("normal", {"prefill": "normal", "decode": "normal"}),
-        ("low_latency", {"prefill": "low_latency", "decode": "low_latency"}),
-    ],
-)
-def test_which_kernels_a_mode_takes_under_attention_dp(resolver, mode, modes):
-    argv = [*DP8, *REQUESTS, "--deepep-mode", mode]
-    answer = resolver("H200").resolve(argv, **{VARIABLE: "1024"})
-    assert answer["flags"]["deepep_mode"] == mode
-    assert answer["modes"] == modes
-    assert answer["reasons"] == []
-
-
-def _source(file, *names):
-    node = ast.parse((SRT / file).read_text())
-    for name in names:
-        node = next(child for child in node.body if getattr(child, "name", None) == name)
-    return ast.unparse(node)
-
-
-def test_one_rank_with_a_prefill_turns_every_rank_to_the_normal_kernels():
-    """So auto goes with attention DP: the ranks agree by a maximum before each step."""
-    gathered = _source("managers/scheduler_components/dp_attn.py", "MLPSyncBatchInfo", "all_gather")
-    assert "self.is_extend_in_batch = bool(tp0_info_cpu[:, 3].max())" in gathered
-    dispatched = _source("layers/moe/token_dispatcher/deepep.py", "DeepEPDispatcher", "_get_impl")
-    assert "is_extend_in_batch = get_is_extend_in_batch()" in dispatched
-    assert "self.deepep_mode.resolve(is_extend_in_batch)" in dispatched
-
-
-@pytest.mark.parametrize(
-    ("argv", "refused"),
-    [
-        ([MIXED], False),
-        ([OVERLAP], False),
-        ([MIXED, OVERLAP], True),
-        ([MIXED, OVERLAP, *mtp(3)], True),
-    ],
-)
-def test_mixed_chunks_with_overlap(resolver, argv, refused):
-    """SGLang accepts both, and leaves mixed chunks on under EAGLE."""
-    answer = resolver("H200").resolve([*DP8, *REQUESTS, *argv])
-    assert answer["flags"]["enable_mixed_chunk"] is (MIXED in argv)
-    assert [reason.partition(":")[0] for reason in answer["reasons"]] == [f"{OVERLAP} with {MIXED}"] * refused
-
-
-def test_overlap_is_refused_without_this_package(resolver):
-    """By SGLang itself: so that the other tests show what the package's hook allows."""
-    answer = resolver("H200").resolve([*DP8, *REQUESTS, OVERLAP, "--model-impl", "auto"])
-    assert f"{OVERLAP} is not supported with DSA index-topk sharing" in answer["error"]
-
-
-def test_overlap_turns_prefill_graphs_off(resolver):
-    answer = resolver("H200").resolve([*DP8, *REQUESTS, OVERLAP])
-    assert answer["graphs"] == {"decode": "full", "prefill": "disabled"}
-    [line] = [line for line in answer["warnings"] if "two-batch overlap" in line]
-    assert (
-        line == "Breakable CUDA graph is incompatible with two-batch overlap; disabling prefill CUDA graph."
-    )
-
-
-def test_deepep_states_the_same_bytes(resolver):
-    """By its own compiled code, which needs no GPU for it."""
-    sizes = [
-        (room, hidden, ranks, experts)
-        for room in (4, 128, 192, 1024)
-        for hidden in (2048, 6144, 7168)
-        for ranks, experts in ((2, 8), (8, 256), (16, 288), (32, 320))
-    ]
-    ours = [deepep_capacity.low_latency_bytes(room, hidden, experts) for room, hidden, _, experts in sizes]
-    assert resolver("H200").deepep_bytes(sizes) == ours
-
-
-def test_sglang_asserts_the_same_limit():
-    text = _source("layers/moe/token_dispatcher/deepep.py", "_DeepEPDispatcherImplBase", "__init__")
-    [limit] = re.findall(r"assert self\.num_max_dispatch_tokens_per_rank <= (\d+)", text)
-    assert int(limit) == deepep_capacity.LIMIT
-
-
-def test_both_halves_of_the_overlap_are_captured_alike():
-    """The buckets that capacity.py computes: even under overlap, and never over the request pool."""
-    text = _source("model_executor/runner/base_cuda_graph_runner.py", "get_batch_sizes_to_capture")
-    assert "num_max_requests = ceil_align(num_max_requests, mul_base)" in text
-    assert "capture_bs = [bs for bs in capture_bs if bs <= num_max_requests]" in text
-    text = _source("utils/common.py", "get_cuda_graph_batch_size_alignment")
-    assert "if get_exec().overlap.enable_two_batch_overlap:\n        alignment *= 2" in text
