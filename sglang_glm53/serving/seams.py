@@ -65,6 +65,18 @@ _GUARD = (
     ),
     Seam("sglang.srt.environ.Envs.SGLANG_PLATFORM", "field", None, "tells which platform runs"),
     Seam(
+        "sglang.srt.environ.Envs.SGLANG_HTTP_SERVER_APP_PATH",
+        "field",
+        None,
+        "set: tokenizer workers import their application from it, and load no plugin themselves",
+    ),
+    Seam(
+        "sglang.srt.environ.Envs.SGLANG_RUST_SERVER",
+        "field",
+        None,
+        "tells whether requests come past the request check",
+    ),
+    Seam(
         "sglang.srt.environ.Envs.SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK",
         "field",
         None,
