@@ -74,12 +74,6 @@ SEAMS = (
         "tells whether its logits are examined",
     ),
     Seam(
-        "sglang.srt.model_executor.runner_utils.capture_mode.get_is_capture_mode",
-        "function",
-        "()",
-        "tells whether a draft step may read its seed back",
-    ),
-    Seam(
         "sglang.srt.model_executor.forward_batch_info.ForwardBatch._original_batch_size",
         "field",
         None,
