@@ -33,7 +33,7 @@ TOOL_ROOMS = {
     "testing": (*LEAVES, "kernels"),
     "tiny": ("geometry", "weights.stored_tensors"),
     "bench": (*LEAVES, "kernels", "testing", "tiny"),
-    "cli": (*LEAVES, "kernels", "serving", "testing", "tiny", "bench"),
+    "cli": (*LEAVES, "kernels", "disaggregation", "serving", "testing", "tiny", "bench"),
 }
 ALLOWED = PACKAGE_ROOMS | TOOL_ROOMS
 MAY_IMPORT_SGLANG = {*FEATURES, "model", "cpu", "serving", "plugin", "http_app", "cli"}
