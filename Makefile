@@ -5,6 +5,7 @@ PYTHON_IN_VENV := .venv/bin/python
 
 setup:
 	.ci/venv .venv -e .
+	.ci/system_packages
 
 demo: setup
 	.ci/demo

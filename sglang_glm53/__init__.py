@@ -5,3 +5,5 @@ __version__ = "0.1.0"
 IMPL = "glm53"
 # The value of SGLANG_PLATFORM that selects the reference platform.
 PLATFORM_NAME = "glm53_cpu"
+# The application that SGLang's tokenizer workers import, which loads this package in them.
+HTTP_APP = "sglang_glm53.http_app:app"

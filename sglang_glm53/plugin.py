@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from sglang_glm53 import IMPL, PLATFORM_NAME
+from sglang_glm53 import HTTP_APP, IMPL, PLATFORM_NAME
 
 CLASSES = {
     "GlmMoeDsaForCausalLM": "sglang_glm53.model.model:Glm53ForCausalLM",
@@ -85,13 +85,21 @@ def _check_server_args(original: Callable[[Any], Any], server_args: Any) -> Any:
         from sglang_glm53.serving import preflight
 
         preflight.refuse_if([*select(), *preflight.server_reasons(server_args)])
+        _hook_tokenizer_workers()
     return original(server_args)
+
+
+def _hook_tokenizer_workers() -> None:
+    """Have SGLang's tokenizer workers, if it starts any, load this package with their application."""
+    from sglang.srt.environ import envs
+
+    envs.SGLANG_HTTP_SERVER_APP_PATH.set(HTTP_APP)
 
 
 def _get_model_architecture(original: Callable[[Any], Any], model_config: Any) -> Any:
     stock, architecture = original(model_config)
     is_draft = model_config.is_draft_model
-    if model_config.model_impl != IMPL or (is_draft and architecture not in CLASSES):
+    if model_config.model_impl != IMPL:
         return stock, architecture
     from sglang_glm53.serving import preflight
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 FULL_LAYERS = [0, 1, 2, 6, 10, 14, 18, 22, 26, 30, 34, 38, 42, 46, 50, 54, 58, 62, 66, 70, 74]
@@ -58,6 +59,9 @@ HARMLESS = {
     "device": "cuda",
     "use_ray": False,
     "weight_cache_mode": "off",
+    "smg_grpc_mode": False,
+    "grpc_mode": False,
+    "tokenizer_worker_num": 1,
     "enable_two_batch_overlap": False,
     "enable_hierarchical_cache": False,
     "enable_lora": None,
@@ -66,6 +70,40 @@ HARMLESS = {
     "moe_a2a_backend": "none",
     "speculative_algorithm": None,
 }
+
+# Those that ask for MTP without a draft path.
+EAGLE = {
+    "speculative_algorithm": "EAGLE",
+    "speculative_moe_a2a_backend": None,
+    "speculative_eagle_topk": 1,
+    "speculative_draft_model_path": None,
+    "model_path": "target",
+}
+
+
+def environ(**values: Any) -> SimpleNamespace:
+    """A stand-in for sglang.srt.environ: the variables that this package reads, with some of them set."""
+    defaults = {
+        "SGLANG_PLATFORM": "",
+        "SGLANG_HTTP_SERVER_APP_PATH": "stock:app",
+        "SGLANG_RUST_SERVER": False,
+    }
+
+    class Variable:
+        def __init__(self, name: str, default: Any) -> None:
+            self.name, self.default = name, default
+
+        def get(self) -> Any:
+            return values.get(self.name, self.default)
+
+        def is_set(self) -> bool:
+            return self.name in values
+
+        def set(self, value: Any) -> None:
+            values[self.name] = value
+
+    fields = {name: Variable(name, default) for name, default in (defaults | values).items()}
+    return SimpleNamespace(envs=SimpleNamespace(**fields))
 
 
 def mtp(steps: int) -> list[str]:

@@ -1,7 +1,8 @@
-"""Owns the fixtures that tests of more than one module use."""
+"""Owns the fixtures that tests of more than one module use, and what a run says of the tests it skipped."""
 
 import importlib.util
 import sys
+from collections import Counter
 
 import pytest
 
@@ -43,3 +44,12 @@ def pytest_addoption(parser):
     """What `make soak` changes of tests/e2e/test_pd_faults.py."""
     parser.addoption("--injections", type=int, default=3, help="how often each fault strikes a pair")
     parser.addoption("--fault-report", help="the file that takes the figures of a pair's faults")
+
+
+def pytest_terminal_summary(terminalreporter):
+    """One line for each feature that was not tested, with its repair: the reason of the skip."""
+    reasons = Counter(report.longrepr[2] for report in terminalreporter.stats.get("skipped", []))
+    if reasons:
+        terminalreporter.section("not tested here")
+    for reason, tests in sorted(reasons.items()):
+        terminalreporter.write_line(f"{reason.removeprefix('Skipped: ')} ({tests} skipped)")

@@ -12,7 +12,7 @@ from sglang_glm53 import plugin, serving, upstream
 from sglang_glm53.serving import hooks
 from sglang_glm53.serving.preflight import RefusedError
 from sglang_glm53.upstream import Hook
-from tests.configs import HARMLESS, glm53
+from tests.configs import HARMLESS, environ, glm53
 
 HERE = __name__
 CHECK = "sglang.srt.arg_groups.validation_hook"
@@ -69,8 +69,9 @@ class Fake:
             "resolving_view": lambda args: args,
         }
         self.module("sglang.srt.arg_groups.model_override_base", **accessors)
-        platform = SimpleNamespace(get=lambda: self.platform)
-        self.module("sglang.srt.environ", envs=SimpleNamespace(SGLANG_PLATFORM=platform))
+        self.envs = environ().envs
+        self.envs.SGLANG_PLATFORM = SimpleNamespace(get=lambda: self.platform)
+        self.module("sglang.srt.environ", envs=self.envs)
 
     def module(self, name, **attributes):
         module = types.ModuleType(name)
@@ -159,7 +160,6 @@ def test_a_server_of_ours(fake, registry):
     [
         ("GlmMoeDsaForCausalLM", False, Ours),
         ("GlmMoeDsaForCausalLMNextN", True, OursDraft),
-        ("LlamaForCausalLMEagle3", True, Stock),
     ],
 )
 def test_the_class_is_swapped_and_the_architecture_kept(fake, registry, architecture, is_draft, served):
@@ -249,6 +249,17 @@ def test_a_model_that_is_not_ours_is_refused_where_it_is_built(fake, registry):
         fake.loader.get_model_architecture(
             model_config("GlmMoeDsaForCausalLMNextN", is_draft=True, index_topk=4096)
         )
+    with pytest.raises(RefusedError, match="--speculative-draft-model-path: architecture LlamaForCausalLMEa"):
+        fake.loader.get_model_architecture(model_config("LlamaForCausalLMEagle3", is_draft=True))
+
+
+def test_tokenizer_workers_import_an_application_that_loads_the_package(fake, registry):
+    """Those of a server of ours alone; http_app.py's own test imports it."""
+    fake.load_loader()
+    load_plugins(registry)
+    for model_impl, app in (("auto", "stock:app"), ("glm53", sglang_glm53.HTTP_APP)):
+        fake.check.check_server_args(server_args(model_impl))
+        assert fake.envs.SGLANG_HTTP_SERVER_APP_PATH.get() == app
 
 
 @pytest.mark.parametrize("classes", [CLASSES, {}], ids=["replaced", "not-registered"])

@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 
-from sglang_glm53 import __version__, config, upstream
+from sglang_glm53 import __version__, config, disaggregation, upstream
 from sglang_glm53.fusion import FUSIONS
 from sglang_glm53.kernels import jit
 from sglang_glm53.serving import hooks
@@ -276,6 +276,14 @@ def check_gpu_libraries(
             yield Check(OK, f"{module}: {'imports' if has_gpu else 'installed; it needs a GPU to import'}")
 
 
+def check_pairs(missing: list[str]) -> Check:
+    """Whether Mooncake can load its libraries. missing: the packages of those that it cannot."""
+    if not missing:
+        return Check(OK, "prefill/decode pairs: Mooncake's libraries are there")
+    text = f"prefill/decode pairs: {' and '.join(missing)} missing, which Mooncake loads"
+    return Check(WARN, text, disaggregation.install_command(missing))
+
+
 def _entry_points() -> dict[str, dict[str, str]]:
     return {
         group: {point.name: point.value for point in metadata.entry_points(group=group)}
@@ -303,6 +311,7 @@ def checks(environ: Mapping[str, str]) -> Iterator[Check]:
     yield from check_gpus(gpus, complaint, environ.get("SGLANG_PLATFORM", ""))
     yield check_nvcc(find_nvcc(environ))
     yield from check_gpu_libraries(bool(gpus), pinned=pinned)
+    yield check_pairs(disaggregation.missing_packages())
 
 
 def _print_line(check: Check, colour: bool) -> None:

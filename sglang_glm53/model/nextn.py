@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from sglang.srt.model_executor.runner_utils.capture_mode import get_is_capture_mode
 from sglang.srt.models import deepseek_nextn, deepseek_v2
 from sglang.srt.models.glm4_moe import GlmMoeDsaForCausalLMNextN
 
@@ -32,13 +31,14 @@ def checked_seed(seed: torch.Tensor | None, requests: int) -> torch.Tensor | Non
     """The selection that a draft step takes over; None when it must select for itself.
 
     seed: [rows, k] int32 or None, whose first `requests` rows belong to requests. A row that selects nothing
-    is invalid, since a request has at least one verified token; then no row of the seed is used.
+    is invalid, since a request has at least one verified token; then no row of the seed is used. Only the
+    reference platform looks: on a GPU the host would wait for the device in each step, and a captured graph
+    could not act on it. There a wrong seed costs the drafts of its step, which verification rejects.
     """
     if seed is None:
         steps["recomputed"] += 1
         return None
-    # In a captured graph nothing can be read back, nor the step changed.
-    if not get_is_capture_mode() and bool((seed[:requests].amax(-1) < 0).any()):
+    if seed.device.type == "cpu" and bool((seed[:requests].amax(-1) < 0).any()):
         steps["invalid"] += 1
         return None
     steps["reused"] += 1
@@ -117,20 +117,26 @@ def describe(scheduler: Any) -> dict[str, Any]:
     """Speculative decoding in this process, in builtin types, read from the loaded draft worker.
 
     scheduler: SGLang's Scheduler after loading. tokens: those that verification gave, its own included;
-    verified: the requests' verifies. draft_steps: by where their selection came from.
+    verified: the requests' verifies. draft_steps: by where their selection came from; those of a replayed
+    graph are not counted. invalid is None where no seed is looked at.
     """
     found = _loaded(scheduler)
     if isinstance(found, Declined):
         return {"state": "off", "reason": found.reason}
     draft, model = found
     counts = scheduler.metrics_reporter
+    looked_at = next(model.parameters()).device.type == "cpu"
     return {
         "state": "on",
         "reason": None,
         "model": f"{type(model).__module__}.{type(model).__qualname__}",
         "steps": draft.speculative_num_steps,
         "shared_selection": bool(draft.seed_dsa_topk_from_draft_extend),
-        "draft_steps": {source: steps[source] for source in ("reused", "recomputed", "invalid")},
+        "draft_steps": {
+            "reused": steps["reused"],
+            "recomputed": steps["recomputed"],
+            "invalid": steps["invalid"] if looked_at else None,
+        },
         "tokens": counts.spec_total_num_accept_tokens + counts.spec_num_accept_tokens,
         "verified": counts.spec_total_num_forward_ct + counts.spec_num_forward_ct,
     }

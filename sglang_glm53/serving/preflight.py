@@ -8,7 +8,7 @@ from typing import Any
 
 from sglang_glm53 import IMPL, PLATFORM_NAME, config, geometry, upstream
 from sglang_glm53.fusion import FUSIONS
-from sglang_glm53.serving import deepep_capacity, hooks
+from sglang_glm53.serving import deepep_capacity, drafts, hooks, processes
 from sglang_glm53.serving.seams import Group
 
 logger = logging.getLogger("sglang_glm53")
@@ -73,7 +73,7 @@ def model_reasons(hf_config: Any, *, is_draft: bool = False) -> list[str]:
     architecture = (read("architectures", None) or ["none"])[0]
     served = geometry.NEXTN_ARCHITECTURE if is_draft else geometry.ARCHITECTURE
     if architecture != served:
-        return [_architecture_reason(architecture)]
+        return [drafts.architecture_reason(architecture) if is_draft else _architecture_reason(architecture)]
     reasons = [
         f"config.json: {field}={read(field, 1)}: this package has no grouped routing, {field} must be 1"
         for field in ("n_group", "topk_group")
@@ -125,19 +125,9 @@ def _quantization_reasons(quantization: Any) -> list[str]:
 
 
 def flag_reasons(flags: Any) -> list[str]:
-    """Why resolved server flags cannot go with this package, or with its environment.
-
-    Ray and the weight daemon build the model in a process without plugins, so the stock model would serve.
-    Source: SGLang 0.5.23, ray/scheduler_actor.py and weight_cache/daemon.py.
-    """
+    """Why resolved server flags cannot go with this package, or with its environment."""
     unfit = config.kernels_reason(settings()[0].kernels, flags.device)
     reasons = [unfit] if unfit else []
-    if flags.use_ray:
-        reasons.append("--use-ray: SGLang's Ray actors load no plugin: leave it out")
-    if flags.weight_cache_mode != "off":
-        reasons.append(
-            f"--weight-cache-mode {flags.weight_cache_mode}: its daemon loads no plugin: leave it out"
-        )
     if flags.enable_lora or flags.lora_paths:
         reasons.append(
             "--enable-lora or --lora-paths: no adapter has been proved with this package's layers: leave it "
@@ -148,12 +138,9 @@ def flag_reasons(flags: Any) -> list[str]:
             f"--enable-two-batch-overlap with --moe-a2a-backend {flags.moe_a2a_backend}: the micro-batches "
             f"take turns around a dispatch of two phases: use one of {', '.join(TWO_PHASE_BACKENDS)}"
         )
-    if flags.speculative_algorithm and (flags.speculative_eagle_topk or 1) > 1:
-        # SGLang takes an n-gram tree's breadth, 10 by default, for its top-k (arg_groups/speculative_hook.py
-        # _handle_ngram).
-        name = "ngram-max-bfs-breadth" if flags.speculative_algorithm == "NGRAM" else "eagle-topk"
+    if flags.speculative_algorithm == "EAGLE" and (flags.speculative_eagle_topk or 1) > 1:
         reasons.append(
-            f"--speculative-{name} {flags.speculative_eagle_topk}: SGLang's sparse attention shows every "
+            f"--speculative-eagle-topk {flags.speculative_eagle_topk}: SGLang's sparse attention shows every "
             "row the drafts before it, those of other branches too: use 1"
         )
     if flags.enable_two_batch_overlap and flags.enable_mixed_chunk:
@@ -162,17 +149,6 @@ def flag_reasons(flags: Any) -> list[str]:
             "prefill and decode: leave one of them out"
         )
     return reasons
-
-
-def draft_reasons(flags: Any, hf_config: Any) -> list[str]:
-    """Why the checkpoint has no draft for the resolved flags that ask for one. hf_config: the target's."""
-    # SGLang resolves NEXTN to EAGLE, and the draft's path to the target's where none is given.
-    if flags.speculative_algorithm != "EAGLE":
-        return []
-    if flags.speculative_draft_model_path not in (None, flags.model_path):
-        return []
-    problem = geometry.Geometry.from_config(hf_config).draft_problem
-    return [f"--speculative-algorithm: config.json: {problem}: leave it out"] if problem else []
 
 
 def allow_overlap(original: Callable[..., None], server_args: Any, hf_config: Any) -> None:
@@ -231,7 +207,11 @@ def server_reasons(server_args: Any) -> list[str]:
     hf_config, flags = model_config_of(server_args).hf_config, resolving_view(server_args)
     of_model = model_reasons(hf_config)
     of_platform = platform_reasons(flags, envs.SGLANG_PLATFORM.get())
-    found = of_model + flag_reasons(flags) + of_platform
+    http_app = envs.SGLANG_HTTP_SERVER_APP_PATH
+    of_processes = processes.reasons(
+        flags, http_app.get() if http_app.is_set() else None, envs.SGLANG_RUST_SERVER.get()
+    )
+    found = of_model + flag_reasons(flags) + of_processes + of_platform
     if of_model:
         return found
-    return found + draft_reasons(flags, hf_config) + capacity_reasons(server_args, flags, hf_config)
+    return found + drafts.reasons(flags, hf_config) + capacity_reasons(server_args, flags, hf_config)

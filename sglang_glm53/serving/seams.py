@@ -87,6 +87,22 @@ _GUARD = (
         Seam("sglang.srt.environ.Envs.SGLANG_PLATFORM", "field", "tells which platform runs"),
     ),
     *until(
+        "SGLang calls `load_plugins()` in its tokenizer workers",
+        Seam(
+            "sglang.srt.environ.Envs.SGLANG_HTTP_SERVER_APP_PATH",
+            "field",
+            "set: tokenizer workers import their application from it, and load no plugin themselves",
+        ),
+    ),
+    *until(
+        "SGLang's scheduler refuses what would end it",
+        Seam(
+            "sglang.srt.environ.Envs.SGLANG_RUST_SERVER",
+            "field",
+            "tells whether requests come past the request check",
+        ),
+    ),
+    *until(
         "SGLang compares its flags with DeepEP's capacity at the start",
         Seam(
             "sglang.srt.environ.Envs.SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK",

@@ -70,11 +70,6 @@ SEAMS = (
     *until(
         "SGLang checks the seed of its draft steps",
         Seam(
-            "sglang.srt.model_executor.runner_utils.capture_mode.get_is_capture_mode",
-            "function()",
-            "tells whether a draft step may read its seed back",
-        ),
-        Seam(
             "sglang.srt.model_executor.forward_batch_info.ForwardBatch._original_batch_size",
             "field",
             "the requests of a draft step that attention DP has padded",

@@ -138,11 +138,12 @@ class _Folder:
         self.parameters = 0
 
     def add(self, tensors: Tensors, number: int, of: int) -> None:
-        from safetensors.torch import save_file
+        from safetensors.torch import save
 
         # The published checkpoint's naming, for a single file too: every loader takes it with its index.
         file = f"model-{number:05d}-of-{of:05d}.safetensors"
-        save_file(tensors, self._path / file, metadata={"format": "pt"})
+        # safetensors' save_file renames a private file, which stays mode 600 whatever the umask says.
+        (self._path / file).write_bytes(save(tensors, metadata={"format": "pt"}))
         self._files |= dict.fromkeys(tensors, file)
         self._bytes += sum(tensor.nbytes for tensor in tensors.values())
         self.parameters += sum(t.numel() for name, t in tensors.items() if not name.endswith(SCALE_SUFFIX))

@@ -74,7 +74,7 @@ def _breaches(usages, budgets):
 def nvcc():
     found = _find_nvcc()
     if found is None:
-        pytest.skip("no nvcc: put CUDA's bin folder on the PATH or set CUDA_HOME")
+        pytest.skip("compile budgets: no nvcc: put CUDA's bin folder on the PATH or set CUDA_HOME")
     return found
 
 
@@ -121,7 +121,7 @@ def test_breaches_are_reported():
     ]
 
 
-@pytest.mark.skipif(shutil.which("c++filt") is None, reason="no c++filt (binutils)")
+@pytest.mark.skipif(shutil.which("c++filt") is None, reason="budgets: no c++filt: apt-get install binutils")
 def test_names_are_plain():
     mangled = "_ZN5glm531kILNS_6ScalesE2EEEvNS_6ParamsE"
     assert _plain_name(mangled) == "k<(Scales)2>(Params)"

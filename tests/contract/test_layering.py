@@ -26,25 +26,26 @@ PACKAGE_ROOMS = {
     "cpu": (*LEAVES, "kernels", *FEATURES, "model"),
     "serving": (*LEAVES, "kernels", *FEATURES, "model", "cpu.seams"),
     "plugin": (*LEAVES, "serving"),
+    "http_app": ("plugin", "serving"),
 }
 # What the command line and the tests use; nothing of the package imports it.
 TOOL_ROOMS = {
     "testing": (*LEAVES, "kernels"),
     "tiny": ("geometry", "weights.stored_tensors"),
     "bench": (*LEAVES, "kernels", "testing", "tiny"),
-    "cli": (*LEAVES, "kernels", "serving", "testing", "tiny", "bench"),
+    "cli": (*LEAVES, "kernels", "disaggregation", "serving", "testing", "tiny", "bench"),
 }
 ALLOWED = PACKAGE_ROOMS | TOOL_ROOMS
 # A feature's seam table is data about SGLang's source: it imports this and nothing else.
 SEAM_TABLES = dict.fromkeys(
     (f"{room}.seams" for room in (*FEATURES, "model", "cpu")), "sglang_glm53.upstream"
 )
-MAY_IMPORT_SGLANG = {*FEATURES, "model", "cpu", "serving", "plugin", "cli"}
+MAY_IMPORT_SGLANG = {*FEATURES, "model", "cpu", "serving", "plugin", "http_app", "cli"}
 JIT = "kernels.jit"
 # GLM-5.3's sizes that mean nothing else: the KV row, the index page, hidden, vocabulary, the A projection.
 GLM_NUMBERS = {656, 8448, 6144, 154880, 2624}
 # What the package's own __init__.py defines.
-OWN_NAMES = {"__version__", "IMPL", "PLATFORM_NAME"}
+OWN_NAMES = {"__version__", "HTTP_APP", "IMPL", "PLATFORM_NAME"}
 ENVIRONMENT_READERS = {"get", "getenv", "pop", "setdefault"}
 
 

@@ -51,7 +51,7 @@ def test_a_changed_number_is_reported():
     }
 
 
-@pytest.mark.skipif(shutil.which("c++") is None, reason="no host C++ compiler")
+@pytest.mark.skipif(shutil.which("c++") is None, reason="layouts: no host C++ compiler: apt-get install g++")
 @pytest.mark.parametrize(("old", "new", "compiles"), [("", "", True), ("kPage = 64", "kPage = 32", False)])
 def test_static_asserts_hold_on_a_host_compiler(tmp_path, old, new, compiles):
     source = tmp_path / "layout.cpp"

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import requests
 
+from sglang_glm53 import disaggregation
 from sglang_glm53.testing.server import HOST, Server, free_port
 
 TRANSFER = ("--disaggregation-transfer-backend", "mooncake_tcp")
@@ -27,11 +28,12 @@ def missing() -> str | None:
     """Why no pair can run here, with the repair; None when one can."""
     for module in ("mooncake", "sglang_router"):
         if importlib.util.find_spec(module) is None:
-            return f"{module} is not installed: pip install 'sglang-glm53[pd]'"
+            return f"prefill/decode pairs: {module} is not installed: pip install 'sglang-glm53[pd]'"
     try:
         importlib.import_module("mooncake.engine")
     except ImportError as error:
-        return f"Mooncake does not load ({error}): apt-get install libibverbs1 librdmacm1"
+        repair = disaggregation.install_command(disaggregation.missing_packages())
+        return f"prefill/decode pairs: Mooncake does not load ({error}): {repair}"
     return None
 
 

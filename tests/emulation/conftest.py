@@ -14,7 +14,7 @@ SOURCES = Path(__file__).resolve().parent
 def program(tmp_path_factory):
     """program("machine", "thread"): the program of tests/emulation/machine.cpp with those checks."""
     if emulation.compiler() is None:
-        pytest.skip("no host C++ compiler: the emulated kernels cannot be built")
+        pytest.skip("emulated kernels: no host C++ compiler: apt-get install g++")
     folder = tmp_path_factory.mktemp("emulation")
 
     @functools.cache

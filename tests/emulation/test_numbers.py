@@ -59,7 +59,7 @@ def _cuda_headers():
 def test_conversions_are_nvidias(program):
     headers = _cuda_headers()
     if headers is None:
-        pytest.skip("no cuda_fp8.h: set CUDA_HOME to a CUDA toolkit")
+        pytest.skip("NVIDIA's own conversions: no cuda_fp8.h: set CUDA_HOME to a CUDA toolkit")
     ours = _table(program("numbers"))
     theirs = _table(program("numbers", "plain", "-DGLM53_NVIDIA", f"-isystem{headers}"))
     for mine, other in zip(ours, theirs, strict=True):

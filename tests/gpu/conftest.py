@@ -23,9 +23,10 @@ def pytest_collection_modifyitems(items):
 def gpu():
     """The GPU, "cuda"; without one that the kernels run on, every test here is skipped."""
     if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA GPU, and torch finds none")
+        pytest.skip("kernels on a GPU: torch finds none: run pytest tests/gpu where there is one")
     if torch.cuda.get_device_capability() < backend.MIN_CAPABILITY:
-        pytest.skip(f"needs compute capability 9.0, {torch.cuda.get_device_name()} has less")
+        name = torch.cuda.get_device_name()
+        pytest.skip(f"kernels on a GPU: {name} has less than compute capability 9.0: use a Hopper or newer")
     return "cuda"
 
 

@@ -34,7 +34,7 @@ def sanitizer():
     found = _find()
     if found is None:
         pytest.skip(
-            "compute-sanitizer is not installed: put CUDA's bin folder on the PATH, or "
+            "kernels under sanitizers: no compute-sanitizer: put CUDA's bin folder on the PATH, or "
             "pip install nvidia-cuda-sanitizer-api"
         )
     return found

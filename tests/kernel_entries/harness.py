@@ -26,8 +26,8 @@ def unfit() -> str | None:
     """Why nothing can be recorded here; None when it can."""
     installed = {name: metadata.version(name).partition("+")[0] for name in PINNED}
     if installed != PINNED:
-        return f"the recorder is pinned to {PINNED}, installed are {installed}: check it, then move the pin"
-    return None if shutil.which("cc") else "the CUDA stubs need a C compiler"
+        return f"recorded entries: pinned to {PINNED}, installed are {installed}: check it, then move the pin"
+    return None if shutil.which("cc") else "recorded entries: no C compiler: apt-get install gcc"
 
 
 def build_stubs(folder: Path) -> dict[str, str]:

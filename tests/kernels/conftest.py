@@ -11,7 +11,7 @@ from sglang_glm53.kernels import jit
 def emulated(choose):
     """The emulated kernels are chosen; gives their module by stem, in the forward schedule."""
     if shutil.which("c++") is None:
-        pytest.skip("no host C++ compiler: the emulated kernels cannot be built")
+        pytest.skip("emulated kernels: no host C++ compiler: apt-get install g++")
     choose("emulated")
 
     used = []

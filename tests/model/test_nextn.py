@@ -36,10 +36,10 @@ def test_a_row_that_selects_nothing_is_invalid(requests, kept, steps):
     assert steps == ({"reused": 1} if kept else {"invalid": 1})
 
 
-def test_in_a_captured_graph_the_seed_is_not_read(steps, monkeypatch):
-    monkeypatch.setattr(nextn, "get_is_capture_mode", lambda: True)
-    given = seed([-1, -1])
-    assert nextn.checked_seed(given, 1) is given
+def test_a_gpus_seed_is_not_read(steps):
+    """A meta tensor has no values: reading one raises, as it would make the host wait on a GPU."""
+    given = torch.empty(2, 3, dtype=torch.int32, device="meta")
+    assert nextn.checked_seed(given, 2) is given
     assert steps == {"reused": 1}
 
 
@@ -63,10 +63,12 @@ def test_a_process_that_drafts_nothing_says_why(worker, reason):
     assert nextn.fusion(scheduler) == Fusion(DRAFT_ARGMAX, "off", reason)
 
 
-def test_the_status_reads_the_loaded_worker(steps):
+@pytest.mark.parametrize(("device", "invalid"), [("cpu", 1), ("meta", None)])
+def test_the_status_reads_the_loaded_worker(device, invalid, steps):
     steps.update(reused=4, invalid=1)
     model = object.__new__(nextn.Glm53ForCausalLMNextN)
     torch.nn.Module.__init__(model)
+    model.weight = torch.nn.Parameter(torch.empty(0, device=device))
     model.logits_processor = SimpleNamespace(record=Fusion(DRAFT_ARGMAX))
     draft = SimpleNamespace(
         draft_runner=SimpleNamespace(model=model),
@@ -86,7 +88,7 @@ def test_the_status_reads_the_loaded_worker(steps):
         "model": "sglang_glm53.model.nextn.Glm53ForCausalLMNextN",
         "steps": 3,
         "shared_selection": True,
-        "draft_steps": {"reused": 4, "recomputed": 0, "invalid": 1},
+        "draft_steps": {"reused": 4, "recomputed": 0, "invalid": invalid},
         "tokens": 12,
         "verified": 6,
     }

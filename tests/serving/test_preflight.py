@@ -15,7 +15,7 @@ from sglang_glm53.serving.preflight import (
     package_reasons,
     platform_reasons,
 )
-from tests.configs import FP8, HARMLESS, glm53
+from tests.configs import EAGLE, FP8, HARMLESS, environ, glm53
 
 NO_LORA = (
     "--enable-lora or --lora-paths: no adapter has been proved with this package's layers: leave it out, or "
@@ -34,13 +34,6 @@ DEEPEP = HARMLESS | {
     "cuda_graph_config": None,
     "ep_num_redundant_experts": 0,
     "max_running_requests": 256,
-}
-EAGLE = {
-    "speculative_algorithm": "EAGLE",
-    "speculative_moe_a2a_backend": None,
-    "speculative_eagle_topk": 1,
-    "speculative_draft_model_path": None,
-    "model_path": "target",
 }
 CAPACITY = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
 
@@ -175,11 +168,6 @@ def test_a_reason_that_two_checks_give_is_listed_once():
     ("flags", "expected"),
     [
         ({}, []),
-        ({"use_ray": True}, ["--use-ray: SGLang's Ray actors load no plugin: leave it out"]),
-        (
-            {"weight_cache_mode": "client"},
-            ["--weight-cache-mode client: its daemon loads no plugin: leave it out"],
-        ),
         ({"enable_lora": True}, [NO_LORA]),
         ({"lora_paths": ["one"]}, [NO_LORA]),
         ({"enable_two_batch_overlap": True, "moe_a2a_backend": "deepep"}, []),
@@ -197,13 +185,6 @@ def test_a_reason_that_two_checks_give_is_listed_once():
             [
                 "--speculative-eagle-topk 4: SGLang's sparse attention shows every row the drafts before it, "
                 "those of other branches too: use 1"
-            ],
-        ),
-        (
-            EAGLE | {"speculative_algorithm": "NGRAM", "speculative_eagle_topk": 10},
-            [
-                "--speculative-ngram-max-bfs-breadth 10: SGLang's sparse attention shows every row the "
-                "drafts before it, those of other branches too: use 1"
             ],
         ),
         (
@@ -306,11 +287,7 @@ def deepep_capacity(monkeypatch):
     monkeypatch.setitem(sys.modules, "sglang.srt.arg_groups.overrides", overrides)
 
     def capacity_is(value):
-        variables = {CAPACITY: value, "SGLANG_PLATFORM": ""}
-        envs = SimpleNamespace(
-            **{name: SimpleNamespace(get=lambda set_to=set_to: set_to) for name, set_to in variables.items()}
-        )
-        monkeypatch.setitem(sys.modules, "sglang.srt.environ", SimpleNamespace(envs=envs))
+        monkeypatch.setitem(sys.modules, "sglang.srt.environ", environ(**{CAPACITY: value}))
 
     return capacity_is
 
@@ -339,7 +316,6 @@ def test_a_server_is_judged_by_its_model_and_its_flags(no_seam_problem, override
         ),
         (EAGLE, {}, None),
         (EAGLE | {"speculative_draft_model_path": "another"}, {"num_nextn_predict_layers": 0}, None),
-        (EAGLE | {"speculative_algorithm": "NGRAM"}, {"num_nextn_predict_layers": 0}, None),
         ({}, {"num_nextn_predict_layers": 0}, None),
     ],
 )

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 
 import pytest
 import torch
@@ -109,6 +110,19 @@ def test_only_the_fp8_config_states_a_quantisation(fp8, bf16):
 def test_the_same_spec_gives_the_same_bytes(tmp_path, bf16):
     again = write(SMALL, tmp_path / "again")
     assert digests(again.path) == digests(bf16.path)
+
+
+def test_every_file_has_the_mode_that_the_umask_gives(tmp_path):
+    """Group members too may read a checkpoint where the umask lets them."""
+    before = os.umask(0o027)
+    try:
+        written = write(dataclasses.replace(SMALL, fp8=True), tmp_path / "ck")
+    finally:
+        os.umask(before)
+    files = [*written.path.iterdir(), *written.twin.iterdir()]
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in files} == {
+        path.name: "0o640" for path in files
+    }
 
 
 def test_another_seed_gives_other_weights(tmp_path, bf16):
