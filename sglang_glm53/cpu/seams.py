@@ -6,6 +6,7 @@ _PARALLEL = "sglang.srt.distributed.parallel_state"
 _LOADER = "sglang.srt.models.deepseek_common.deepseek_weight_loader"
 
 _FACTORY = "sglang.srt.speculative.draft_utils.DraftBackendFactory"
+_CAPTURE = "sglang.srt.state_capturer.indexer_topk"
 _KERNELS = "sglang.kernels.ops.speculative"
 _VERIFY = "sglang.srt.speculative.eagle_utils"
 _DSA_UTILS = "sglang.srt.layers.attention.dsa.utils"
@@ -67,6 +68,30 @@ SEAMS = (
         "field",
         None,
         "set: DP padding copies from unpinned memory",
+    ),
+    Seam(
+        "sglang.srt.mem_cache.pool_host.common.ALLOC_MEMORY_FUNCS",
+        "field",
+        None,
+        "set: host pools take memory that is not registered with CUDA",
+    ),
+    Seam(
+        f"{_CAPTURE}.create_indexer_capturer",
+        "function",
+        "(*, model_config, num_tokens, max_running_requests, device)",
+        "replaced: selections can be asked back, which upstream leaves out on a CPU",
+    ),
+    Seam(
+        f"{_CAPTURE}._create_indexer_capturer_raw",
+        "function",
+        "(enable, num_indexer_layers, index_topk, num_tokens, max_running_requests, device)",
+        "makes their pool",
+    ),
+    Seam(
+        f"{_CAPTURE}.maybe_capture_indexer_topk", "function", "(layer_id, topk_indices)", "puts them there"
+    ),
+    Seam(
+        "sglang.srt.configs.model_config.get_num_indexer_layers", "function", "(config)", "sizes that pool"
     ),
     Seam(
         "sglang.srt.disaggregation.mooncake.conn.MooncakeKVSender.supports_host_tensor_indices",

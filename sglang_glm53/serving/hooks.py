@@ -54,6 +54,11 @@ HOOKS: dict[Group, tuple[Hook, ...]] = {
             "sglang_glm53.serving.request_check:check_request",
         ),
         Hook(
+            "sglang.srt.managers.communicator.FanOutCommunicator.__call__",
+            "around",
+            "sglang_glm53.serving.control_check:check_control",
+        ),
+        Hook(
             "sglang.srt.managers.scheduler.Scheduler.get_init_info",
             "before",
             "sglang_glm53.serving.status:log_status",
@@ -129,6 +134,11 @@ HOOKS: dict[Group, tuple[Hook, ...]] = {
             "sglang.srt.layers.moe.token_dispatcher.deepep.DeepEPDispatcher",
             "replace",
             "sglang_glm53.cpu.dispatcher:GlooDispatcher",
+        ),
+        Hook(
+            "sglang.srt.state_capturer.indexer_topk.create_indexer_capturer",
+            "replace",
+            "sglang_glm53.cpu.compat:index_capturer",
         ),
         *(
             Hook(target, "replace", f"sglang_glm53.cpu.speculative:{handler}")

@@ -98,6 +98,12 @@ _SERVING = (
         "hooked: refuses requests that would end the scheduler",
     ),
     Seam(
+        "sglang.srt.managers.communicator.FanOutCommunicator.__call__",
+        "method",
+        "(self, obj)",
+        "hooked: refuses control requests that would end the scheduler",
+    ),
+    Seam(
         "sglang.srt.managers.scheduler.Scheduler.get_init_info",
         "method",
         "(self)",
