@@ -59,11 +59,35 @@ def threads_for_rank(original: Callable[..., Any], *, numa_index: int, world_siz
     return ",".join(str(core) for core in cores[first : first + share])
 
 
+def unregistered_memory(
+    dims: tuple[int, ...], *, dtype: torch.dtype, device: str, **pinning: Any
+) -> torch.Tensor:
+    """Host memory, [*dims] of dtype, that is not registered with CUDA: there is no device to copy from it."""
+    return torch.empty(dims, dtype=dtype, device=device)
+
+
+def index_capturer(*, model_config: Any, num_tokens: int, max_running_requests: int, device: str) -> Any:
+    """Replaces create_indexer_capturer, which knows that no indexer of SGLang's own feeds one on a CPU."""
+    from sglang.srt.configs.model_config import get_num_indexer_layers
+    from sglang.srt.runtime_context import get_exec
+    from sglang.srt.state_capturer import indexer_topk
+
+    return indexer_topk._create_indexer_capturer_raw(
+        enable=get_exec().features.enable_return_indexer_topk,
+        num_indexer_layers=get_num_indexer_layers(model_config.hf_text_config),
+        index_topk=model_config.hf_text_config.index_topk,
+        num_tokens=num_tokens,
+        max_running_requests=max_running_requests,
+        device=device,
+    )
+
+
 def set_module_flags() -> None:
     """Set the globals by which upstream picks torch over pinned memory, Triton and CUDA's bmm."""
     import sglang.srt.disaggregation.mooncake.conn as mooncake
     import sglang.srt.layers.dp_attention as dp_attention
     import sglang.srt.layers.moe.ep_moe.layer as ep_moe
+    import sglang.srt.mem_cache.pool_host.common as host_pools
     import sglang.srt.model_executor.forward_batch_info as forward_batch_info
     import sglang.srt.models.deepseek_common.deepseek_weight_loader as weight_loader
 
@@ -72,6 +96,8 @@ def set_module_flags() -> None:
     forward_batch_info._is_cpu = True
     # A prefill hands page indices over without the pinned copy and the event that a GPU's stream needs.
     mooncake.MooncakeKVSender.supports_host_tensor_indices = False
+    # What a request asks back of its experts or selections lies in a host pool.
+    host_pools.ALLOC_MEMORY_FUNCS["cpu"] = unregistered_memory
     dp_attention.memcpy_func = dp_attention.memcpy_cpu
     # Behind a dispatcher the experts run by their quantisation method, not by DeepGEMM.
     ep_moe._is_npu = True

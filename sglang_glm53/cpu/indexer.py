@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.model_executor.forward_context import get_attn_backend
+from sglang.srt.state_capturer.indexer_topk import maybe_capture_indexer_topk
 
 from sglang_glm53.cpu.attention import ReferenceBackend, RowPlan
 from sglang_glm53.cpu.layout import quantise_index
@@ -120,4 +121,5 @@ def indexer_forward(
     if backend.token_to_kv_pool.quantises_index:
         values, scales = quantise_index(query)
         query, weights = values.float(), weights * scales.squeeze(-1)
-    return _select_rows(backend, layer_id, query, weights, self.index_topk)
+    selection = _select_rows(backend, layer_id, query, weights, self.index_topk)
+    return maybe_capture_indexer_topk(layer_id, selection)  # type: ignore[no-any-return]

@@ -53,6 +53,14 @@ class Glm53CpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]
         # Argument resolution splits the name at ":", which a torch.device does not offer.
         return "cpu"
 
+    def get_torch_profiler_activity_str(self) -> str:
+        # SGLang gives this activity a profiler of its own; under "CPU", which it asks for anyway, two would run
+        # at once, and the process crashes.
+        return self.get_dispatch_key_name()
+
+    def get_torch_profiler_activity(self) -> torch.profiler.ProfilerActivity:
+        return torch.profiler.ProfilerActivity.CPU
+
     def get_kv_pool_cls(self, *, kind: str) -> type | None:
         if kind != "dsa":
             return None

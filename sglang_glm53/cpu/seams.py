@@ -4,6 +4,7 @@ from sglang_glm53.upstream import Hook, Seam, until
 
 _PARALLEL = "sglang.srt.distributed.parallel_state"
 _LOADER = "sglang.srt.models.deepseek_common.deepseek_weight_loader"
+_CAPTURE = "sglang.srt.state_capturer.indexer_topk"
 _FACTORY = "sglang.srt.speculative.draft_utils.DraftBackendFactory"
 _KERNELS = "sglang.kernels.ops.speculative"
 _VERIFY = "sglang.srt.speculative.eagle_utils"
@@ -74,6 +75,32 @@ SEAMS = (
             "sglang.srt.model_executor.forward_batch_info._is_cpu",
             "field",
             "set: DP padding copies from unpinned memory",
+        ),
+        Seam(
+            "sglang.srt.mem_cache.pool_host.common.ALLOC_MEMORY_FUNCS",
+            "field",
+            "set: host pools take memory that is not registered with CUDA",
+        ),
+        Seam(
+            f"{_CAPTURE}.create_indexer_capturer",
+            "function(*, model_config, num_tokens, max_running_requests, device)",
+            "selections can be asked back, which upstream leaves out on a CPU",
+            Hook("replace", "sglang_glm53.cpu.compat:index_capturer"),
+        ),
+        Seam(
+            f"{_CAPTURE}._create_indexer_capturer_raw",
+            "function(enable, num_indexer_layers, index_topk, num_tokens, max_running_requests, device)",
+            "makes the pool of the selections that can be asked back",
+        ),
+        Seam(
+            f"{_CAPTURE}.maybe_capture_indexer_topk",
+            "function(layer_id, topk_indices)",
+            "puts a selection into that pool",
+        ),
+        Seam(
+            "sglang.srt.configs.model_config.get_num_indexer_layers",
+            "function(config)",
+            "the size of that pool",
         ),
         Seam(
             "sglang.srt.disaggregation.mooncake.conn.MooncakeKVSender.supports_host_tensor_indices",

@@ -140,6 +140,12 @@ _SERVING = (
             "refuses requests that would end the scheduler",
             Hook("around", "sglang_glm53.serving.request_check:check_request"),
         ),
+        Seam(
+            "sglang.srt.managers.communicator.FanOutCommunicator.__call__",
+            "method(self, obj)",
+            "refuses control requests that would end the scheduler",
+            Hook("around", "sglang_glm53.serving.control_check:check_control"),
+        ),
     ),
     *until(
         "SGLang calls the model once its scheduler is up",
