@@ -10,7 +10,7 @@ import torch
 from sglang_glm53.bench.measure import OURS, Point, Prepared, load
 from sglang_glm53.geometry import HIDDEN, Q_LORA
 from sglang_glm53.kernels.add_rmsnorm_quant import CARD, declines
-from sglang_glm53.kernels.fp8 import FP8, GROUP, ScaleLayout
+from sglang_glm53.kernels.fp8 import FP8, GROUP, ScaleLayout, dequantise, plain_scales
 from sglang_glm53.testing.compare import compare
 
 EPS = 1e-5
@@ -103,20 +103,6 @@ def _flashinfer(shape: Shape, sets: int) -> Prepared:
     return Prepared(calls, lambda: (own.residual[0], own.y[0], own.q[0], own.scale[0]))
 
 
-def _plain_scales(scale: torch.Tensor) -> torch.Tensor:
-    """[rows, groups] float32 of any layout; packed ones with the unused groups of the last word."""
-    if scale.dtype == torch.float32:
-        return scale
-    exponents = scale.contiguous().view(torch.uint8).int()
-    return (exponents << 23).view(torch.float32)
-
-
-def _dequantise(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    groups = q.float().unflatten(-1, (-1, GROUP))  # type: ignore[no-untyped-call]
-    product: torch.Tensor = groups * _plain_scales(scale)[:, : groups.shape[1], None]
-    return product.flatten(-2)
-
-
 def check(found: tuple[torch.Tensor, ...], ours: tuple[torch.Tensor, ...]) -> None:
     """Hold residual, y, q and scale of a peer against ours; raises AssertionError.
 
@@ -127,8 +113,8 @@ def check(found: tuple[torch.Tensor, ...], ours: tuple[torch.Tensor, ...]) -> No
     (residual, y, q, scale), wanted = rows[:4], rows[4:]
     compare(residual, wanted[0], atol=0, rtol=0)
     compare(y, wanted[1], atol=0, rtol=2**-6)
-    smallest_step = float(_plain_scales(wanted[3]).max()) * 2**-9
-    compare(_dequantise(q, scale), _dequantise(*wanted[2:]), atol=smallest_step, rtol=2**-3 + 2**-6, cos=1e-3)
+    smallest_step = float(plain_scales(wanted[3]).max()) * 2**-9
+    compare(dequantise(q, scale), dequantise(*wanted[2:]), atol=smallest_step, rtol=2**-3 + 2**-6, cos=1e-3)
 
 
 def point(shape: Shape) -> Point:
