@@ -24,7 +24,8 @@ class ScaleLayout(enum.Enum):
 
     ROW_MAJOR: [M, G] float32, contiguous. COLUMN_MAJOR: [M, G] float32, strides (1, M rounded up to 4), as
     TMA reads them. PACKED_UE8M0: [M, ceil(G/4)] int32, strides (1, M rounded up to 4), four exponents each.
-    Source: SGLang 0.5.23, kernels/ops/quantization/fp8_kernel.py:346.
+    Source: SGLang 0.5.23, kernels/ops/quantization/fp8_kernel.py
+    create_per_token_group_quant_fp8_output_scale.
     """
 
     ROW_MAJOR = "row-major"
@@ -46,8 +47,7 @@ def quantise_into(values: torch.Tensor, q: torch.Tensor, scale: torch.Tensor) ->
     """Quantise values [..., C], bf16 or float32, into q, e4m3 of that shape, and scale.
 
     scale: [..., C/128] float32, or packed as int32 with M rows; its dtype tells its kind.
-
-    Source: SGLang 0.5.23, kernels/jit/csrc/gemm/per_token_group_quant.cuh:300.
+    Source: SGLang 0.5.23, kernels/jit/csrc/gemm/per_token_group_quant.cuh QuantTrait.
     """
     groups = values.float().unflatten(-1, (-1, GROUP))  # type: ignore[no-untyped-call]
     amax = groups.abs().nan_to_num(nan=0.0, posinf=torch.inf).amax(-1).clamp(min=AMAX_FLOOR)

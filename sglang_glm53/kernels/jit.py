@@ -45,7 +45,7 @@ def cuda_module(stem: str) -> Any:
 
     SGLang's JIT compiles it on the first call and keeps it in its cache, $SGLANG_JIT_CACHE_DIR; raises
     RuntimeError with the compiler's output when that fails. Source: SGLang 0.5.23,
-    kernels/jit/utils/compile/loader.py:48.
+    kernels/jit/utils/compile/loader.py load_jit.
     """
     from sglang.kernels.jit.utils import load_jit
 
