@@ -16,7 +16,6 @@ MAX_INDEX_TOPK = 2048
 HIDDEN, Q_LORA = 6144, 2048
 FP8_BLOCK = (128, 128)
 FP8_MAX = 448.0
-INDEX_NORM_EPS = 1e-6
 
 # One FP8 KV row: 512 e4m3 latent values, one FP32 scale per 128 of them, 64 bf16 RoPE values.
 KV_LORA, KV_ROPE, KV_TILE = 512, 64, 128
@@ -109,16 +108,6 @@ def schedule_problems(config: Any) -> list[str]:
     return problems
 
 
-def index_groups(layer_types: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-    """The index groups: each full layer with the shared layers after it."""
-    groups: list[list[int]] = []
-    for layer, kind in enumerate(layer_types):
-        if kind == FULL or not groups:
-            groups.append([])
-        groups[-1].append(layer)
-    return tuple(tuple(group) for group in groups)
-
-
 _FIELDS = {
     "num_layers": "num_hidden_layers",
     "hidden": "hidden_size",
@@ -182,11 +171,6 @@ class Geometry:
     def full_layers(self) -> tuple[int, ...]:
         """The layers that run the indexer."""
         return tuple(i for i, kind in enumerate(self.layer_types) if kind == FULL)
-
-    @property
-    def groups(self) -> tuple[tuple[int, ...], ...]:
-        """The index groups, in layer order."""
-        return index_groups(self.layer_types)
 
     @property
     def draft_problem(self) -> str | None:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_glm53 import geometry
-from sglang_glm53.geometry import ConfigError, Geometry, index_groups, schedule, schedule_problems
+from sglang_glm53.geometry import ConfigError, Geometry, schedule, schedule_problems
 from tests.configs import FULL_LAYERS, glm53
 
 F, S = "full", "shared"
@@ -19,9 +19,6 @@ def test_glm53_has_21_full_and_57_shared_layers():
     g = Geometry.from_config(glm53())
     assert list(g.full_layers) == FULL_LAYERS
     assert (g.layer_types.count(F), g.layer_types.count(S)) == (21, 57)
-    assert g.groups[:4] == ((0,), (1,), (2, 3, 4, 5), (6, 7, 8, 9))
-    assert g.groups[-1] == (74, 75, 76, 77)
-    assert (len(g.groups), sum(map(len, g.groups))) == (21, 78)
 
 
 @pytest.mark.parametrize("left_out", ["indexer_types", "index_topk_freq", "index_skip_topk_offset"])
@@ -104,11 +101,6 @@ def test_every_form_of_a_sound_schedule_has_no_problem():
 )
 def test_schedule_problems(fields, problem):
     assert schedule_problems(rule(**fields)) == [problem]
-
-
-def test_groups_of_a_schedule_that_starts_shared_lose_no_layer():
-    assert index_groups((S, S, F, S)) == ((0, 1), (2, 3))
-    assert index_groups(()) == ()
 
 
 def test_dimensions_come_from_the_config():

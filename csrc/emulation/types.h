@@ -69,6 +69,3 @@ inline float __uint_as_float(std::uint32_t bits) { return std::bit_cast<float>(b
 inline float __frsqrt_rn(float value) {
   return static_cast<float>(1.0L / std::sqrt(static_cast<long double>(value)));
 }
-inline int __popc(std::uint32_t bits) { return std::popcount(bits); }
-inline int __clz(std::uint32_t bits) { return std::countl_zero(bits); }
-inline int __ffs(std::uint32_t bits) { return bits ? std::countr_zero(bits) + 1 : 0; }

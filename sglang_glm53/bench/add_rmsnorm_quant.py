@@ -1,4 +1,4 @@
-"""Owns add_rmsnorm_quant's part of the benchmark: the grid, the buffers, the peers and the comparison."""
+"""Owns add_rmsnorm_quant's part of the benchmark: the buffers, the calls and the comparison."""
 
 from __future__ import annotations
 
@@ -7,30 +7,19 @@ from functools import partial
 
 import torch
 
-from sglang_glm53.bench.measure import OURS, Point, Prepared, load
-from sglang_glm53.geometry import HIDDEN, Q_LORA
-from sglang_glm53.kernels.add_rmsnorm_quant import CARD, declines
-from sglang_glm53.kernels.fp8 import FP8, GROUP, ScaleLayout
+from sglang_glm53.bench.measure import Prepared, load
+from sglang_glm53.kernels.add_rmsnorm_quant import declines
+from sglang_glm53.kernels.cards import Shape
+from sglang_glm53.kernels.fp8 import FP8, GROUP, ScaleLayout, dequantise, plain_scales
 from sglang_glm53.testing.compare import compare
 
 EPS = 1e-5
 SEED = 0
 # A row's comparison is the same at any number of rows; these many at either end are compared.
 COMPARED_ROWS = 128
-ROWS, ROWS_QUICK = (1, 8, 32, 64, 256, 1024, 4096, 16384), (1, 64, 1024)
 SGLANG_NORM = ("sgl_kernel", "fused_add_rmsnorm")
 SGLANG_QUANT = ("sglang.kernels.ops.quantization.fp8_kernel", "sglang_per_token_group_quant_fp8")
 FLASHINFER = ("flashinfer.norm", "fused_add_rmsnorm_fp8_block_quant")
-
-
-@dataclass(frozen=True)
-class Shape:
-    """M, H, how the scales are stored, and where."""
-
-    rows: int
-    hidden: int
-    layout: ScaleLayout
-    device: torch.device
 
 
 @dataclass(frozen=True)
@@ -46,9 +35,10 @@ class Buffers:
     scale_bases: tuple[torch.Tensor, ...]
 
 
-def buffers(shape: Shape, sets: int) -> Buffers:
+def buffers(shape: Shape, device: torch.device, sets: int) -> Buffers:
     """The same values for the same arguments; the scales are zeros."""
-    rows, hidden, device = shape.rows, shape.hidden, shape.device
+    rows, hidden = shape.rows, shape.sizes["H"]
+    layout = ScaleLayout(shape.form)
     generator = torch.Generator(device).manual_seed(SEED)
 
     def random(*size: int) -> torch.Tensor:
@@ -57,7 +47,7 @@ def buffers(shape: Shape, sets: int) -> Buffers:
     def empty(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
         return torch.empty(sets, rows, hidden, dtype=dtype, device=device).unbind()
 
-    by_row, packed = (shape.layout is kind for kind in (ScaleLayout.ROW_MAJOR, ScaleLayout.PACKED_UE8M0))
+    by_row, packed = (layout is kind for kind in (ScaleLayout.ROW_MAJOR, ScaleLayout.PACKED_UE8M0))
     columns = -(-hidden // GROUP // 4) if packed else hidden // GROUP
     size = (rows, columns) if by_row else (columns, -(-rows // 4) * 4)
     dtype = torch.int32 if packed else torch.float32
@@ -68,21 +58,23 @@ def buffers(shape: Shape, sets: int) -> Buffers:
     return Buffers(x, residual, weight, empty(torch.bfloat16), empty(FP8), scales, bases)
 
 
-def _ours(shape: Shape, sets: int) -> Prepared:
-    own = buffers(shape, sets)
-    if reason := declines(own.x[0], own.residual[0], own.weight[0]):
-        raise ValueError(f"the kernel declines: {reason}")
+def ours(shape: Shape, device: torch.device, sets: int) -> Prepared:
+    """The kernel with every output, from a residual."""
+    own = buffers(shape, device, sets)
+    if declined := declines(own.x[0], own.residual[0], own.weight[0]):
+        raise ValueError(f"the kernel declines: {declined.reason}")
     tensors = zip(own.x, own.residual, own.weight, own.y, own.q, own.scale, strict=True)
     calls = [partial(torch.ops.glm53.add_rmsnorm_quant, *each, EPS) for each in tensors]
     return Prepared(calls, lambda: (own.residual[0], own.y[0], own.q[0], own.scale[0]))
 
 
-def _sglang(shape: Shape, sets: int) -> Prepared:
+def _sglang(shape: Shape, device: torch.device, sets: int) -> Prepared:
     normalise, quantise = load(SGLANG_NORM), load(SGLANG_QUANT)
-    own = buffers(shape, sets)
-    by_column = shape.layout is not ScaleLayout.ROW_MAJOR
+    own = buffers(shape, device, sets)
+    layout = ScaleLayout(shape.form)
+    by_column = layout is not ScaleLayout.ROW_MAJOR
     flags = {"column_major_scales": by_column, "scale_tma_aligned": by_column}
-    flags["scale_ue8m0"] = shape.layout is ScaleLayout.PACKED_UE8M0
+    flags["scale_ue8m0"] = layout is ScaleLayout.PACKED_UE8M0
 
     def call(i: int) -> None:
         normalise(own.x[i], own.residual[i], own.weight[i], EPS)
@@ -93,28 +85,14 @@ def _sglang(shape: Shape, sets: int) -> Prepared:
     return Prepared(calls, lambda: (own.residual[0], own.x[0], own.q[0], own.scale[0]))
 
 
-def _flashinfer(shape: Shape, sets: int) -> Prepared:
-    if shape.layout is not ScaleLayout.COLUMN_MAJOR:
-        raise ValueError(f"it has no {shape.layout.value} scales, only column-major FP32 ones")
+def _flashinfer(shape: Shape, device: torch.device, sets: int) -> Prepared:
+    if ScaleLayout(shape.form) is not ScaleLayout.COLUMN_MAJOR:
+        raise ValueError(f"it has no {shape.form} scales, only column-major FP32 ones")
     function = load(FLASHINFER)
-    own = buffers(shape, sets)
+    own = buffers(shape, device, sets)
     tensors = zip(own.q, own.scale_bases, own.y, own.x, own.residual, own.weight, strict=True)
     calls = [partial(function, *each, EPS) for each in tensors]
     return Prepared(calls, lambda: (own.residual[0], own.y[0], own.q[0], own.scale[0]))
-
-
-def _plain_scales(scale: torch.Tensor) -> torch.Tensor:
-    """[rows, groups] float32 of any layout; packed ones with the unused groups of the last word."""
-    if scale.dtype == torch.float32:
-        return scale
-    exponents = scale.contiguous().view(torch.uint8).int()
-    return (exponents << 23).view(torch.float32)
-
-
-def _dequantise(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    groups = q.float().unflatten(-1, (-1, GROUP))  # type: ignore[no-untyped-call]
-    product: torch.Tensor = groups * _plain_scales(scale)[:, : groups.shape[1], None]
-    return product.flatten(-2)
 
 
 def check(found: tuple[torch.Tensor, ...], ours: tuple[torch.Tensor, ...]) -> None:
@@ -127,28 +105,8 @@ def check(found: tuple[torch.Tensor, ...], ours: tuple[torch.Tensor, ...]) -> No
     (residual, y, q, scale), wanted = rows[:4], rows[4:]
     compare(residual, wanted[0], atol=0, rtol=0)
     compare(y, wanted[1], atol=0, rtol=2**-6)
-    smallest_step = float(_plain_scales(wanted[3]).max()) * 2**-9
-    compare(_dequantise(q, scale), _dequantise(*wanted[2:]), atol=smallest_step, rtol=2**-3 + 2**-6, cos=1e-3)
+    smallest_step = float(plain_scales(wanted[3]).max()) * 2**-9
+    compare(dequantise(q, scale), dequantise(*wanted[2:]), atol=smallest_step, rtol=2**-3 + 2**-6, cos=1e-3)
 
 
-def point(shape: Shape) -> Point:
-    """The kernel with every output, from a residual, beside its peers."""
-    contenders = {
-        OURS: partial(_ours, shape),
-        "SGLang, norm then quantiser": partial(_sglang, shape),
-        "FlashInfer, one kernel": partial(_flashinfer, shape),
-    }
-    moved = CARD.bytes_moved(shape.rows, {"H": shape.hidden})
-    name = f"M={shape.rows} H={shape.hidden} {shape.layout.value}"
-    return Point(CARD.stem, name, moved, contenders, check)
-
-
-def points(quick: bool, device: torch.device) -> list[Point]:
-    """The layer's width and q_a's, each layout of the scales."""
-    tall, wide = (ROWS_QUICK, (HIDDEN,)) if quick else (ROWS, (HIDDEN, Q_LORA))
-    return [
-        point(Shape(rows, hidden, layout, device))
-        for hidden in wide
-        for layout in ScaleLayout
-        for rows in tall
-    ]
+PEERS = {"SGLang, norm then quantiser": _sglang, "FlashInfer, one kernel": _flashinfer}

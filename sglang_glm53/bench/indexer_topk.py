@@ -1,4 +1,4 @@
-"""Owns indexer_topk's part of the benchmark: the grid, the buffers, the peers and the comparison."""
+"""Owns indexer_topk's part of the benchmark: the buffers, the calls and the comparison."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from typing import Any
 
 import torch
 
-from sglang_glm53.bench.measure import OURS, Point, Prepared, load
-from sglang_glm53.geometry import MAX_INDEX_TOPK, PAGE
-from sglang_glm53.kernels.indexer_topk import CARD, declines
+from sglang_glm53.bench.measure import Prepared, load
+from sglang_glm53.geometry import PAGE
+from sglang_glm53.kernels.cards import Shape
+from sglang_glm53.kernels.indexer_topk import PAGED, declines
 from sglang_glm53.testing.compare import compare
 
 SEED = 0
-ROWS, ROWS_QUICK = (1, 8, 32, 128, 512), (1, 32)
-WIDTHS, WIDTHS_QUICK = (4096, 32768, 131072), (4096, 131072)
-LONG_ROWS, LONG_WIDTH = (1, 8), 2**20
 SGLANG_PLAN = ("sglang.kernels.ops.attention.dsv4.topk", "plan_topk_v2")
 SGLANG_PAGED = ("sglang.kernels.ops.attention.dsv4.topk", "topk_transform_paged_v2")
 SGLANG_RAGGED = ("sglang.kernels.ops.attention.dsv4.topk", "topk_transform_ragged_v2")
@@ -25,17 +23,6 @@ FLASHINFER_PAGED = ("flashinfer", "top_k_page_table_transform")
 FLASHINFER_RAGGED = ("flashinfer", "top_k_ragged_transform")
 # flashinfer.TopKTieBreak: NONE and SMALL.
 ANY_TIE, LOWEST_TIE = 0, 1
-
-
-@dataclass(frozen=True)
-class Shape:
-    """M, W, whether a page table or offsets make the slots, and where."""
-
-    rows: int
-    width: int
-    paged: bool
-    device: torch.device
-    k: int = MAX_INDEX_TOPK
 
 
 @dataclass(frozen=True)
@@ -50,9 +37,9 @@ class Buffers:
     counts: tuple[torch.Tensor, ...]
 
 
-def buffers(shape: Shape, sets: int) -> Buffers:
+def buffers(shape: Shape, device: torch.device, sets: int) -> Buffers:
     """The same values for the same arguments: normal logits, full rows, every page in one row only."""
-    rows, device = shape.rows, shape.device
+    rows, width, k = shape.rows, shape.sizes["W"], shape.sizes["k"]
     generator = torch.Generator(device).manual_seed(SEED)
 
     def per_row(values: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -60,22 +47,22 @@ def buffers(shape: Shape, sets: int) -> Buffers:
         padded = torch.nn.functional.pad(values.int(), (0, -rows % 4))
         return tuple(line[:rows] for line in padded.unbind())
 
-    logits = torch.randn(sets, rows, shape.width, generator=generator, device=device).unbind()
-    pages = -(-shape.width // PAGE)
+    logits = torch.randn(sets, rows, width, generator=generator, device=device).unbind()
+    pages = -(-width // PAGE)
     order = torch.randperm(sets * rows * pages, generator=generator, device=device)
     tables = order.int().view(sets, rows, pages).unbind()
-    full = torch.full((sets, rows), shape.width, device=device)
-    offsets = (full.flatten().cumsum(0) - shape.width).view(sets, rows) % 2**30
-    slots = torch.full((sets, rows, shape.k), -1, dtype=torch.int32, device=device).unbind()
+    full = torch.full((sets, rows), width, device=device)
+    offsets = (full.flatten().cumsum(0) - width).view(sets, rows) % 2**30
+    slots = torch.full((sets, rows, k), -1, dtype=torch.int32, device=device).unbind()
     return Buffers(logits, per_row(full), tables, per_row(offsets), slots, per_row(full))
 
 
 def positions(shape: Shape, own: Buffers, slots: torch.Tensor) -> torch.Tensor:
     """The position of each slot of the first set in its row, int64; -1 where the row has no such slot."""
     slots = slots.long()
-    if not shape.paged:
+    if shape.form != PAGED:
         found = slots - own.out_offsets[0][:, None]
-        return torch.where((found >= 0) & (found < shape.width), found, -1)
+        return torch.where((found >= 0) & (found < shape.sizes["W"]), found, -1)
     table = own.page_table[0].long()
     rows, pages = table.shape
     place = torch.full((int(table.max()) + 1,), -1, device=table.device)
@@ -93,13 +80,14 @@ def _prepared(shape: Shape, own: Buffers, call: Callable[[int], torch.Tensor]) -
     return Prepared(calls, lambda: (positions(shape, own, call(0)), own.logits[0]))
 
 
-def _ours(shape: Shape, sets: int) -> Prepared:
-    own = buffers(shape, sets)
-    if reason := declines(own.logits[0], shape.k):
-        raise ValueError(f"the kernel declines: {reason}")
+def ours(shape: Shape, device: torch.device, sets: int) -> Prepared:
+    """The kernel on full rows of FP32 logits."""
+    own = buffers(shape, device, sets)
+    if declined := declines(own.logits[0], shape.sizes["k"]):
+        raise ValueError(f"the kernel declines: {declined.reason}")
 
     def call(i: int) -> torch.Tensor:
-        table, offsets = (own.page_table[i], None) if shape.paged else (None, own.out_offsets[i])
+        table, offsets = (own.page_table[i], None) if shape.form == PAGED else (None, own.out_offsets[i])
         torch.ops.glm53.indexer_topk(
             *(own.logits[i], own.lengths[i], table, None, None, offsets, PAGE),
             *(own.slots[i], own.counts[i], None),
@@ -109,15 +97,15 @@ def _ours(shape: Shape, sets: int) -> Prepared:
     return _prepared(shape, own, call)
 
 
-def _sglang(shape: Shape, sets: int) -> Prepared:
-    function = load(SGLANG_PAGED if shape.paged else SGLANG_RAGGED)
-    own = buffers(shape, sets)
+def _sglang(shape: Shape, device: torch.device, sets: int) -> Prepared:
+    function = load(SGLANG_PAGED if shape.form == PAGED else SGLANG_RAGGED)
+    own = buffers(shape, device, sets)
     # Made once in a forward pass and read by every layer, so its time is not the kernel's.
-    plan = load(SGLANG_PLAN)(own.lengths[0]) if shape.paged else None
+    plan = load(SGLANG_PLAN)(own.lengths[0]) if shape.form == PAGED else None
 
     def call(i: int) -> torch.Tensor:
         logits, lengths, out = own.logits[i], own.lengths[i], own.slots[i]
-        if shape.paged:
+        if shape.form == PAGED:
             function(logits, lengths, own.page_table[i], out, PAGE, plan)
         else:
             function(logits, lengths, out_offsets=own.out_offsets[i], out_indices=out)
@@ -126,17 +114,19 @@ def _sglang(shape: Shape, sets: int) -> Prepared:
     return _prepared(shape, own, call)
 
 
-def _flashinfer(shape: Shape, deterministic: bool, sets: int) -> Prepared:
-    function = load(FLASHINFER_PAGED if shape.paged else FLASHINFER_RAGGED)
-    own = buffers(shape, sets)
+def _flashinfer(deterministic: bool, shape: Shape, device: torch.device, sets: int) -> Prepared:
+    function = load(FLASHINFER_PAGED if shape.form == PAGED else FLASHINFER_RAGGED)
+    own = buffers(shape, device, sets)
     # SGLang's flags; its page table has one position a page, which is more to read.
     flags: dict[str, Any] = {"deterministic": deterministic, "dsa_graph_safe": True}
     flags["tie_break"] = LOWEST_TIE if deterministic else ANY_TIE
 
     def call(i: int) -> torch.Tensor:
-        table = own.page_table[i] if shape.paged else own.out_offsets[i]
-        pages: dict[str, Any] = {"page_size": PAGE, "out": own.slots[i]} if shape.paged else {}
-        slots: torch.Tensor = function(own.logits[i], table, own.lengths[i], shape.k, **flags, **pages)
+        table = own.page_table[i] if shape.form == PAGED else own.out_offsets[i]
+        pages: dict[str, Any] = {"page_size": PAGE, "out": own.slots[i]} if shape.form == PAGED else {}
+        slots: torch.Tensor = function(
+            own.logits[i], table, own.lengths[i], shape.sizes["k"], **flags, **pages
+        )
         return slots
 
     return _prepared(shape, own, call)
@@ -160,23 +150,8 @@ def check(found: tuple[torch.Tensor, torch.Tensor], ours: tuple[torch.Tensor, to
     compare(selected(*found), selected(*ours), atol=0, rtol=0)
 
 
-def point(shape: Shape) -> Point:
-    """The kernel on full rows of FP32 logits beside its peers."""
-    contenders = {
-        OURS: partial(_ours, shape),
-        "SGLang, top-k v2": partial(_sglang, shape),
-        "FlashInfer": partial(_flashinfer, shape, False),
-        "FlashInfer, deterministic": partial(_flashinfer, shape, True),
-    }
-    moved = CARD.bytes_moved(shape.rows, {"W": shape.width, "k": shape.k})
-    name = f"M={shape.rows} W={shape.width} k={shape.k} {'paged' if shape.paged else 'ragged'}"
-    return Point(CARD.stem, name, moved, contenders, check)
-
-
-def points(quick: bool, device: torch.device) -> list[Point]:
-    """Decode's page table and prefill's offsets; a million positions with few rows."""
-    tall, wide = (ROWS_QUICK, WIDTHS_QUICK) if quick else (ROWS, WIDTHS)
-    sizes = [(rows, width) for width in wide for rows in tall]
-    if not quick:
-        sizes += [(rows, LONG_WIDTH) for rows in LONG_ROWS]
-    return [point(Shape(rows, width, paged, device)) for paged in (True, False) for rows, width in sizes]
+PEERS = {
+    "SGLang, top-k v2": _sglang,
+    "FlashInfer": partial(_flashinfer, False),
+    "FlashInfer, deterministic": partial(_flashinfer, True),
+}

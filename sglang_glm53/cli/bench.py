@@ -7,16 +7,14 @@ import datetime
 import json
 import shlex
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sglang_glm53 import __version__
-from sglang_glm53.kernels.cards import CARDS
+from sglang_glm53.kernels.cards import KernelCard, cards
 
 if TYPE_CHECKING:
     from sglang_glm53.bench.device import CudaDevice
-    from sglang_glm53.bench.measure import Point
 
 REPEATS, REPEATS_QUICK = 15, 7
 
@@ -24,22 +22,23 @@ REPEATS, REPEATS_QUICK = 15, 7
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `glm53 bench`."""
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    parser.add_argument("--kernel", metavar="STEM", choices=sorted(CARDS), help=f"only {' or '.join(CARDS)}")
+    parser.add_argument("--kernel", metavar="STEM", type=_card, help=f"only {' or '.join(cards())}")
     parser.add_argument("--quick", action="store_true", help="a small grid, and fewer repeats")
 
 
-def _grids() -> dict[str, Callable[..., list[Point]]]:
-    from sglang_glm53.bench import add_rmsnorm_quant, indexer_topk
-
-    return {"add_rmsnorm_quant": add_rmsnorm_quant.points, "indexer_topk": indexer_topk.points}
+def _card(stem: str) -> KernelCard:
+    if stem not in cards():
+        raise argparse.ArgumentTypeError(f"no kernel is called {stem!r}: choose from {', '.join(cards())}")
+    return cards()[stem]
 
 
 def _measure(args: argparse.Namespace, device: CudaDevice) -> dict[str, Any]:
     """Everything that is printed, as the JSON object; progress goes to stderr."""
     from sglang_glm53.bench import measure
+    from sglang_glm53.bench.points import points as points_of
 
-    stems = [args.kernel] if args.kernel else list(CARDS)
-    points = [point for stem in stems for point in _grids()[stem](args.quick, device.device)]
+    chosen = [args.kernel] if args.kernel else cards().values()
+    points = [point for card in chosen for point in points_of(card, args.quick, device.device)]
     repeats = REPEATS_QUICK if args.quick else REPEATS
     started = datetime.datetime.now(datetime.UTC)
     floors = measure.measure_floors(device, repeats)

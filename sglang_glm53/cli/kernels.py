@@ -7,14 +7,11 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from typing import Any
 
-from sglang_glm53 import geometry
 from sglang_glm53.kernels import jit
-from sglang_glm53.kernels.cards import CARDS, EXAMPLE_ROWS, KernelCard, markdown
-
-# What the symbols of the cards are in GLM-5.3; W is one context length of many.
-SIZES = {"H": geometry.HIDDEN, "W": 131072, "k": geometry.MAX_INDEX_TOPK}
+from sglang_glm53.kernels.cards import EXAMPLE_ROWS, KernelCard, cards, markdown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,20 +33,22 @@ def _describe(card: KernelCard) -> dict[str, Any]:
         "summary": card.summary,
         "replaces": list(card.replaces),
         "tensors": dict(card.tensors),
-        "bytes": {str(rows): card.bytes_moved(rows, SIZES) for rows in EXAMPLE_ROWS},
+        "bytes": {str(rows): card.bytes_moved(rows, card.sizes) for rows in EXAMPLE_ROWS},
         "launches_removed": list(card.launches_removed),
         "numerics": list(card.numerics),
         "declines": dict(card.declines),
         "fallback": card.fallback,
         "off_switch": card.off_switch,
-        "peers": list(card.peers),
+        "peers": dict(card.peers),
+        "forms": {name: asdict(budget) for name, budget in card.forms.items()},
+        "grid": [str(shape) for shape in card.grid],
         "measured": card.measured,
         "files": card.files(),
     }
 
 
 def _print_card(card: KernelCard) -> None:
-    moved = ", ".join(f"{card.bytes_moved(rows, SIZES):,} at M = {rows}" for rows in EXAMPLE_ROWS)
+    moved = ", ".join(f"{card.bytes_moved(rows, card.sizes):,} at M = {rows}" for rows in EXAMPLE_ROWS)
     lines = [
         ("does", [card.summary]),
         ("replaces", card.replaces),
@@ -77,7 +76,7 @@ def _build(stem: str, architecture: str) -> tuple[float, str]:
 
 def _build_all(architectures: list[str], as_json: bool) -> int:
     built = []
-    for stem in CARDS:
+    for stem in cards():
         for architecture in architectures:
             seconds, complaint = _build(stem, architecture)
             built.append({"stem": stem, "architecture": architecture, "seconds": round(seconds, 1)})
@@ -97,10 +96,10 @@ def run(args: argparse.Namespace) -> int:
     if args.build:
         return _build_all(args.build, args.json)
     if args.markdown:
-        print(markdown(SIZES), end="")
+        print(markdown(), end="")
     elif args.json:
-        print(json.dumps({"kernels": [_describe(card) for card in CARDS.values()]}, indent=2))
+        print(json.dumps({"kernels": [_describe(card) for card in cards().values()]}, indent=2))
     else:
-        for card in CARDS.values():
+        for card in cards().values():
             _print_card(card)
     return 0

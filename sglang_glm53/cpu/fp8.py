@@ -14,41 +14,20 @@ from sglang.srt.layers.moe.token_dispatcher.standard import StandardCombineInput
 from sglang.srt.layers.quantization.fp8 import Fp8Config, Fp8LinearMethod, Fp8MoEMethod
 
 from sglang_glm53.cpu.moe import routed_experts
-from sglang_glm53.geometry import FP8_BLOCK, FP8_MAX
-from sglang_glm53.kernels.fp8 import ScaleLayout
-
-FP8 = torch.float8_e4m3fn
-GROUP = 128
-AMAX_FLOOR = 1e-10
+from sglang_glm53.kernels.fp8 import FP8, GROUP, ScaleLayout, dequantise, dequantise_blocks, quantise_into
 
 
 def quantise_activation(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Per token and 128 channels: x [..., n * 128] -> values (e4m3, x's shape), scales [..., n] float32.
-
-    Source: SGLang 0.5.23, kernels/jit/csrc/gemm/per_token_group_quant.cuh QuantTrait::run_fp32 (FP32 scales).
-    """
-    groups = x.float().unflatten(-1, (-1, GROUP))  # type: ignore[no-untyped-call]
-    amax = groups.abs().amax(-1, keepdim=True).clamp(min=AMAX_FLOOR)
-    values = (groups * (FP8_MAX / amax)).clamp(-FP8_MAX, FP8_MAX).to(FP8)
-    return values.view(x.shape), (amax * (1.0 / FP8_MAX)).squeeze(-1)
-
-
-def dequantise_activation(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """The float32 values of what quantise_activation gives."""
-    grouped = values.float().view(*scales.shape, GROUP)
-    return (grouped * scales.unsqueeze(-1)).view(values.shape)
+    """Per token and 128 channels: x [..., n * 128] -> values (e4m3, x's shape), scales [..., n] float32."""
+    values = torch.empty(x.shape, dtype=FP8)
+    scales = torch.empty(*x.shape[:-1], x.shape[-1] // GROUP)
+    quantise_into(x, values, scales)
+    return values, scales
 
 
 def as_served(x: torch.Tensor) -> torch.Tensor:
     """What an FP8 product sees of x: quantised and back, float32."""
-    return dequantise_activation(*quantise_activation(x))
-
-
-def dequantise_blocks(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """The float32 values of weights [..., n, k] with block scales [..., ceil(n / 128), ceil(k / 128)]."""
-    rows, columns = weight.shape[-2:]
-    full = scale.float().repeat_interleave(FP8_BLOCK[0], -2)[..., :rows, :]
-    return weight.float() * full.repeat_interleave(FP8_BLOCK[1], -1)[..., :columns]
+    return dequantise(*quantise_activation(x))
 
 
 class _LinearMethod(Fp8LinearMethod):  # type: ignore[misc]
@@ -69,7 +48,7 @@ class _LinearMethod(Fp8LinearMethod):  # type: ignore[misc]
     def apply(self, layer: Any, x: Any, bias: torch.Tensor | None = None) -> torch.Tensor:
         # A pair of values and scales is a bf16 tensor that a norm has quantised (boundary/fused_norm.py).
         prequantised = isinstance(x, tuple)
-        served = dequantise_activation(*x) if prequantised else as_served(x)
+        served = dequantise(*x) if prequantised else as_served(x)
         dtype = torch.bfloat16 if prequantised else x.dtype
         return F.linear(served, layer.reference_weight, bias).to(dtype)
 

@@ -1,14 +1,22 @@
-"""Owns the kernel cards: what each CUDA kernel replaces, takes, moves and declines, and their document."""
+"""Owns the form of a kernel card, the way to the cards, and their document.
+
+A card stands in the kernel's own module, kernels/<stem>.py, as CARD: the one home of the kernel's facts.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib
+import pkgutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
 
-from sglang_glm53.fusion import ATTENTION_INPUT, FFN_INPUT, INDEXER_TOPK, Q_A
+from sglang_glm53 import kernels
 
+# Whose figures the budgets are.
+NVCC = "13.0.88"
 NOT_MEASURED = "not run on a GPU"
 EXAMPLE_ROWS = (1, 8, 64)
 
@@ -32,13 +40,41 @@ class Traffic:
 
 
 @dataclass(frozen=True)
+class Budget:
+    """Upper bounds, over the architectures, of what NVCC gives a kernel; stack and spills are zero."""
+
+    registers: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A place of the benchmark's grid.
+
+    rows: M. sizes: the value of each other symbol. form: what else tells calls apart, in the card's words.
+    quick: whether `glm53 bench --quick` measures it too.
+    """
+
+    rows: int
+    sizes: Mapping[str, int]
+    form: str
+    quick: bool = False
+
+    def __str__(self) -> str:
+        sizes = {"M": self.rows, **self.sizes}
+        return " ".join([*(f"{name}={value}" for name, value in sizes.items()), self.form]).rstrip()
+
+
+@dataclass(frozen=True)
 class KernelCard:
     """One kernel's contract. The document and `glm53 kernels` print it, tests hold the kernel to it.
 
     stem: the name of the .cuh, the op, the reference and the test. fusions: those that call it.
-    replaces: the upstream calls, in order, each `name`, file:line of SGLang 0.5.23. tensors: name and what it
-    must be.
+    replaces: the upstream calls, in order, each `name`, file and caller of SGLang 0.5.23. tensors: name and
+    what it must be. sizes: GLM-5.3's value for each symbol of the traffic.
     declines: every reason for which the op runs its fallback instead, by a short key.
+    peers: what the benchmark measures beside it, by the name there. forms: the kernels that the .cuh
+    instantiates, each with its budget. grid: the benchmark's shapes.
     """
 
     stem: str
@@ -47,11 +83,14 @@ class KernelCard:
     replaces: tuple[str, ...]
     tensors: tuple[tuple[str, str], ...]
     traffic: tuple[Traffic, ...]
+    sizes: Mapping[str, int]
     launches_removed: tuple[str, ...]
     numerics: tuple[str, ...]
     declines: Mapping[str, str]
     fallback: str
-    peers: tuple[str, ...]
+    peers: Mapping[str, str]
+    forms: Mapping[str, Budget]
+    grid: tuple[Shape, ...]
     measured: str = NOT_MEASURED
 
     def bytes_moved(self, rows: int, sizes: Mapping[str, int]) -> int:
@@ -65,146 +104,26 @@ class KernelCard:
 
     def files(self) -> dict[str, str]:
         """Where its parts are, from the repository's root."""
+        stem = self.stem
         return {
-            "kernel": f"csrc/kernels/{self.stem}.cuh",
-            "op": f"sglang_glm53/kernels/{self.stem}.py",
-            "reference": f"sglang_glm53/testing/reference/{self.stem}.py",
-            "tests": f"tests/kernels/test_{self.stem}.py",
+            "kernel": f"csrc/kernels/{stem}.cuh",
+            "binding": f"csrc/kernels/{stem}_ffi.h",
+            "op": f"sglang_glm53/kernels/{stem}.py",
+            "reference": f"sglang_glm53/testing/reference/{stem}.py",
+            "cases": f"tests/kernels/{stem}_cases.py",
+            "tests": f"tests/kernels/test_{stem}.py",
+            "benchmark": f"sglang_glm53/bench/{stem}.py",
+            "benchmark's tests": f"tests/bench/test_{stem}.py",
         }
 
 
-_ADD_RMSNORM_QUANT = KernelCard(
-    stem="add_rmsnorm_quant",
-    fusions=(ATTENTION_INPUT, FFN_INPUT, Q_A),
-    summary="residual += x; y = rmsnorm(residual) * weight; q, scale = y in FP8, one scale for 128 channels",
-    replaces=(
-        "`fused_add_rmsnorm`, sglang/srt/layers/layernorm.py RMSNorm.forward_cuda, or without a residual",
-        "`rmsnorm`, sglang/srt/layers/layernorm.py RMSNorm.forward_cuda",
-        "`sglang_per_token_group_quant_fp8`, sglang/srt/layers/quantization/fp8_utils.py "
-        "deepgemm_w8a8_block_fp8_linear_with_fallback, in each linear layer that reads y, and",
-        "`sglang_per_token_group_quant_fp8`, sglang/srt/layers/moe/token_dispatcher/deepep.py "
-        "_DeepEPDispatcherImplNormal.dispatch_a, in DeepEP's normal dispatch",
-    ),
-    tensors=(
-        ("x", "[M, H] bf16, any row stride of whole 16-byte words"),
-        ("residual", "[M, H] bf16, updated in place, or none: then y is the norm of x"),
-        ("weight", "[H] bf16"),
-        ("y", "[M, H] bf16, on request"),
-        ("q", "[M, H] e4m3, on request"),
-        (
-            "scale",
-            "with q. Row-major: [M, H/128] FP32. Column-major: the same, strides (1, M rounded up to 4). "
-            "Packed UE8M0: [M, H/512 rounded up] int32, strides (1, M rounded up to 4), four exponents in "
-            "each, the lowest group in the lowest byte",
-        ),
-    ),
-    traffic=(
-        Traffic("x", False, "H", Fraction(2)),
-        Traffic("residual", False, "H", Fraction(2)),
-        Traffic("weight", False, "H", Fraction(2), once=True),
-        Traffic("residual", True, "H", Fraction(2)),
-        Traffic("y", True, "H", Fraction(2)),
-        Traffic("q", True, "H", Fraction(1)),
-        Traffic("scale", True, "H", Fraction(4, 128)),
-    ),
-    launches_removed=(
-        "DP8 with DeepEP, FP8 checkpoint, decode: one quantisation at each of 78 attention inputs, 75 shared "
-        "experts and 3 dense MLPs, 156 a step",
-        "TP8 up to 2048 rows, Hopper, and Blackwell as SGLang chooses: the first layer's first alone, since "
-        "all-reduce, add and norm are one kernel there already, which stays",
-        "TP8 up to 2048 rows, Blackwell with `--flashinfer-allreduce-fusion-backend trtllm`: the same 156, "
-        "by FlashInfer's all-reduce with FP8 output in place of that kernel and of this one",
-    ),
-    numerics=(
-        "The norm is taken of the FP32 sum of x and residual, before its rounding to bf16; y is within one "
-        "bf16 ulp of that norm in FP32.",
-        "q and scale are the bits that SGLang's quantiser gives for this y, in every layout. Its fast "
-        "division of 448 by amax is the same instruction on a GPU, and 448 times the reciprocal on a CPU.",
-        "A group of zeros: q is 0, scale is 1e-10 / 448 (UE8M0: exponent 85).",
-        "NaN in a row of x or residual: the row of y is NaN. Infinity there, or a sum of squares past FP32: "
-        "y is NaN where the infinity was and zero elsewhere.",
-        "NaN in y: its q is 0x7f, and it does not count in the group's amax.",
-        "Infinity in y, from a weight that overflows: the group's scale is infinite, its finite values are 0 "
-        "and its infinities NaN. UE8M0: the exponent is 255, which is NaN, and q means nothing.",
-        "Above 2^126 a group's amax gives q of 0 in the FP32 layouts: SGLang's fast division ends there.",
-    ),
-    declines=MappingProxyType(
-        {
-            "dtype": "x, residual and weight are not all bfloat16",
-            "hidden": "the hidden size is not a multiple of 128 from 128 to 8192",
-            "columns": "a row of x or residual is not contiguous",
-            "alignment": "a row of x, residual or weight does not start at a multiple of 16 bytes",
-            "device": "the GPU is older than Hopper (compute capability 9.0)",
-        }
-    ),
-    fallback="the same function in torch, counted and logged once for each reason",
-    peers=(
-        "SGLang's `fused_add_rmsnorm` and `sglang_per_token_group_quant_fp8`, two kernels",
-        "FlashInfer 0.7.2's `fused_add_rmsnorm_fp8_block_quant`: column-major FP32 scales only, and only "
-        "with a residual",
-    ),
-)
-
-_INDEXER_TOPK = KernelCard(
-    stem="indexer_topk",
-    fusions=(INDEXER_TOPK,),
-    summary="the positions of a row's k largest logits, ascending, ties to the lowest, as slots of the pool",
-    replaces=(
-        "`_topk_transform_v2_paged`, sglang/srt/layers/attention/dsa/dsa_topk_backend.py "
-        "DSATopKBackend.topk_transform, in decode and verification",
-        "`_topk_transform_v2_ragged`, sglang/srt/layers/attention/dsa/dsa_topk_backend.py "
-        "DSATopKBackend.topk_transform, in prefill",
-        "`fast_topk_transform_fused`, sglang/srt/layers/attention/dsa/dsa_topk_backend.py "
-        "DSATopKBackend.topk_transform, in paged prefill",
-    ),
-    tensors=(
-        ("logits", "[M, W] FP32 or bf16, any row stride of whole 16-byte words"),
-        ("lengths", "[M] int32; negative counts as 0"),
-        ("page_table", "[requests, pages] int32, or none; the page size is a power of two"),
-        ("row_to_request", "[M] int32, or none: each row has its own line"),
-        ("row_starts", "[M] int32, or none: where a row's logits begin"),
-        ("out_offsets", "[M] int32, or none: added to a position to make its slot, without a page table"),
-        ("slots", "[M, k] int32, padded with -1; k from 1 to 2048"),
-        ("counts", "[M] int32: the smaller of length and k"),
-        ("positions", "[M, k] int32, on request"),
-    ),
-    traffic=(
-        Traffic("logits", False, "W", Fraction(4)),
-        Traffic("page_table", False, "k", Fraction(4)),
-        Traffic("slots", True, "k", Fraction(4)),
-    ),
-    launches_removed=(
-        "none: SGLang's own path is one launch, or two with long rows",
-        "what goes is the order and the choice of ties that vary from run to run: equal logits give every TP "
-        "rank the same selection, without a broadcast",
-    ),
-    numerics=(
-        "Exact: the set is that of a stable sort of the logits in FP64, on every rank and every run.",
-        "-0 equals 0. NaN counts below minus infinity: it is selected only when fewer than k numbers are "
-        "there, the lowest positions first.",
-        "A row of at most k logits is selected whole, NaN included.",
-        "A length past the row or the page table is cut off there, and nothing beyond is read.",
-    ),
-    declines=MappingProxyType(
-        {
-            "dtype": "the logits are neither float32 nor bfloat16",
-            "k": "k is over 2048",
-            "columns": "a row of logits is not contiguous",
-            "alignment": "a row of logits does not start at a multiple of 16 bytes",
-            "device": "the GPU is older than Hopper (compute capability 9.0)",
-        }
-    ),
-    fallback="SGLang's own kernel in the model, and the same selection in torch elsewhere, counted and "
-    "logged once for each reason",
-    peers=(
-        "SGLang's `topk_transform_paged` of its top-k v2 kernel: atomic order, ties as they come past 128",
-        "FlashInfer 0.7.2's `top_k_page_table_transform`, deterministic on request",
-    ),
-)
-
-CARDS: Mapping[str, KernelCard] = MappingProxyType(
-    {card.stem: card for card in (_ADD_RMSNORM_QUANT, _INDEXER_TOPK)}
-)
+@functools.cache
+def cards() -> Mapping[str, KernelCard]:
+    """Every kernel's card by its stem, in the order of the names. It imports the kernels, and so torch."""
+    names = [found.name for found in pkgutil.iter_modules(kernels.__path__)]
+    modules = [importlib.import_module(f"{kernels.__name__}.{name}") for name in names]
+    found = [module.CARD for module in modules if hasattr(module, "CARD")]
+    return MappingProxyType({card.stem: card for card in found})
 
 
 def _size_text(part: Traffic) -> str:
@@ -214,15 +133,14 @@ def _size_text(part: Traffic) -> str:
     return f"{text} once" if part.once else f"{text} a row"
 
 
-def _traffic_lines(card: KernelCard, sizes: Mapping[str, int]) -> Iterable[str]:
+def _traffic_lines(card: KernelCard) -> Iterable[str]:
     parts = [f"{p.tensor} {'written' if p.written else 'read'} {_size_text(p)}" for p in card.traffic]
     yield f"Bytes, each value once: {', '.join(parts)}."
-    used = {part.size: sizes[part.size] for part in card.traffic}
     yield ""
-    yield f"| M ({', '.join(f'{name} = {value}' for name, value in used.items())}) | bytes |"
+    yield f"| M ({', '.join(f'{name} = {value}' for name, value in card.sizes.items())}) | bytes |"
     yield "|---|---|"
     for rows in EXAMPLE_ROWS:
-        yield f"| {rows} | {card.bytes_moved(rows, sizes):,} |"
+        yield f"| {rows} | {card.bytes_moved(rows, card.sizes):,} |"
 
 
 def _section(title: str, items: Iterable[str]) -> Iterable[str]:
@@ -230,9 +148,15 @@ def _section(title: str, items: Iterable[str]) -> Iterable[str]:
     yield from (f"- {item}" for item in items)
 
 
-def _card_lines(card: KernelCard, sizes: Mapping[str, int]) -> Iterable[str]:
+def _form_lines(card: KernelCard) -> Iterable[str]:
+    yield from ("", f"| launch form, nvcc {NVCC} at most | registers | shared bytes |", "|---|---|---|")
+    for name, budget in card.forms.items():
+        yield f"| `{name}` | {budget.registers} | {budget.shared_bytes} |"
+
+
+def _card_lines(card: KernelCard) -> Iterable[str]:
     yield from (f"## {card.stem}", "", f"{card.summary}.", "")
-    yield from _traffic_lines(card, sizes)
+    yield from _traffic_lines(card)
     yield ""
     yield (
         "Floor: those bytes at the measured copy bandwidth of the GPU, or an empty launch where that is "
@@ -244,13 +168,19 @@ def _card_lines(card: KernelCard, sizes: Mapping[str, int]) -> Iterable[str]:
     yield from _section("Numerics", card.numerics)
     yield from _section("Declines when", card.declines.values())
     yield from ("", f"Then it runs {card.fallback}. Off switch: `{card.off_switch}`.")
-    yield from _section("Peers", card.peers)
+    yield from _section("Peers", (f"{name}: {text}" for name, text in card.peers.items()))
+    yield from (
+        "",
+        f"`glm53 bench --kernel {card.stem}` measures it beside them at {len(card.grid)} shapes, from "
+        f"{card.grid[0]} to {card.grid[-1]}.",
+    )
+    yield from _form_lines(card)
     yield from _section("Files", (f"{what}: `{path}`" for what, path in card.files().items()))
     yield ""
 
 
-def markdown(sizes: Mapping[str, int]) -> str:
-    """docs/kernels.md. sizes: GLM-5.3's value for each symbol of the cards, such as H."""
+def markdown() -> str:
+    """docs/kernels.md."""
     lines = [
         "# Kernels",
         "",
@@ -258,6 +188,6 @@ def markdown(sizes: Mapping[str, int]) -> str:
         "rows (tokens). This file is written by `glm53 kernels --markdown`.",
         "",
     ]
-    for card in CARDS.values():
-        lines += _card_lines(card, sizes)
+    for card in cards().values():
+        lines += _card_lines(card)
     return "\n".join(lines).rstrip() + "\n"

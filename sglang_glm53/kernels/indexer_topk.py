@@ -2,18 +2,91 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import NamedTuple
 
 import torch
 
-from sglang_glm53.fusion import Declined
+from sglang_glm53.fusion import INDEXER_TOPK, Declined
 from sglang_glm53.geometry import MAX_INDEX_TOPK
 from sglang_glm53.kernels import backend, jit
-from sglang_glm53.kernels.cards import CARDS
+from sglang_glm53.kernels.cards import Budget, KernelCard, Shape, Traffic
 
-CARD = CARDS["indexer_topk"]
 ROW_ALIGNMENT = 16
 _NO_KEY = 0
+# How a shape of the benchmark makes its slots.
+PAGED, RAGGED = "paged", "ragged"
+
+CARD = KernelCard(
+    stem="indexer_topk",
+    fusions=(INDEXER_TOPK,),
+    summary="the positions of a row's k largest logits, ascending, ties to the lowest, as slots of the pool",
+    replaces=(
+        "`_topk_transform_v2_paged`, sglang/srt/layers/attention/dsa/dsa_topk_backend.py "
+        "DSATopKBackend.topk_transform, in decode and verification",
+        "`_topk_transform_v2_ragged`, sglang/srt/layers/attention/dsa/dsa_topk_backend.py "
+        "DSATopKBackend.topk_transform, in prefill",
+        "`fast_topk_transform_fused`, sglang/srt/layers/attention/dsa/dsa_topk_backend.py "
+        "DSATopKBackend.topk_transform, in paged prefill",
+    ),
+    tensors=(
+        ("logits", "[M, W] FP32 or bf16, any row stride of whole 16-byte words"),
+        ("lengths", "[M] int32; negative counts as 0"),
+        ("page_table", "[requests, pages] int32, or none; the page size is a power of two"),
+        ("row_to_request", "[M] int32, or none: each row has its own line"),
+        ("row_starts", "[M] int32, or none: where a row's logits begin"),
+        ("out_offsets", "[M] int32, or none: added to a position to make its slot, without a page table"),
+        ("slots", "[M, k] int32, padded with -1; k from 1 to 2048"),
+        ("counts", "[M] int32: the smaller of length and k"),
+        ("positions", "[M, k] int32, on request"),
+    ),
+    traffic=(
+        Traffic("logits", False, "W", Fraction(4)),
+        Traffic("page_table", False, "k", Fraction(4)),
+        Traffic("slots", True, "k", Fraction(4)),
+    ),
+    # One context length of many.
+    sizes={"W": 131072, "k": MAX_INDEX_TOPK},
+    launches_removed=(
+        "none: SGLang's own path is one launch, or two with long rows",
+        "what goes is the order and the choice of ties that vary from run to run: equal logits give every TP "
+        "rank the same selection, without a broadcast",
+    ),
+    numerics=(
+        "Exact: the set is that of a stable sort of the logits in FP64, on every rank and every run.",
+        "-0 equals 0. NaN counts below minus infinity: it is selected only when fewer than k numbers are "
+        "there, the lowest positions first.",
+        "A row of at most k logits is selected whole, NaN included.",
+        "A length past the row or the page table is cut off there, and nothing beyond is read.",
+    ),
+    declines={
+        "dtype": "the logits are neither float32 nor bfloat16",
+        "k": "k is over 2048",
+        "columns": "a row of logits is not contiguous",
+        "alignment": "a row of logits does not start at a multiple of 16 bytes",
+        "device": "the GPU is older than Hopper (compute capability 9.0)",
+    },
+    fallback="SGLang's own kernel in the model, and the same selection in torch elsewhere, counted and "
+    "logged once for each reason",
+    peers={
+        "SGLang, top-k v2": "`topk_transform_paged`: atomic order, ties as they come past 128",
+        "FlashInfer": "0.7.2's `top_k_page_table_transform`",
+        "FlashInfer, deterministic": "the same, which then keeps the lowest of equal logits",
+    },
+    forms={
+        "indexer_topk_kernel<float, 256u>(IndexerTopkParams)": Budget(64, 41184),
+        "indexer_topk_kernel<Bf16, 256u>(IndexerTopkParams)": Budget(64, 41184),
+        "indexer_topk_kernel<float, 1024u>(IndexerTopkParams)": Budget(64, 41568),
+        "indexer_topk_kernel<Bf16, 1024u>(IndexerTopkParams)": Budget(64, 41568),
+    },
+    grid=tuple(
+        Shape(rows, {"W": width, "k": MAX_INDEX_TOPK}, form, rows in (1, 32) and width in (4096, 131072))
+        # Decode's page table and prefill's offsets; a million positions with few rows.
+        for form in (PAGED, RAGGED)
+        for width in (4096, 32768, 131072, 2**20)
+        for rows in ((1, 8) if width == 2**20 else (1, 8, 32, 128, 512))
+    ),
+)
 
 
 class Selection(NamedTuple):
@@ -128,7 +201,7 @@ def _run(
     slots: torch.Tensor,
     counts: torch.Tensor,
     positions: torch.Tensor | None,
-    how: str,
+    how: str = "",
 ) -> None:
     how = how or backend.choose(CARD.stem, logits.device, declines(logits, slots.shape[1]))
     if how == "torch":
@@ -199,6 +272,6 @@ def _slots(
 backend.register(
     "indexer_topk(Tensor logits, Tensor lengths, Tensor? page_table, Tensor? row_to_request, "
     "Tensor? row_starts, Tensor? out_offsets, int page_size, Tensor(a!) slots, Tensor(b!) counts, "
-    "Tensor(c!)? positions, str how) -> ()",
+    "Tensor(c!)? positions, str how='') -> ()",
     _run,
 )

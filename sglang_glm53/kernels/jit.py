@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 # Other projects install a stray `csrc` into site-packages too; this file tells ours from theirs.
-_OURS = Path("include", "glm53", "layout.cuh")
+_OURS = Path("include", "glm53", "device.cuh")
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 # Multiply-adds stay two operations unless the source asks for one, as nvcc is asked by fmaf.

@@ -113,12 +113,12 @@ def _shards(
 
 def _store(name: str, spec: TensorSpec, values: torch.Tensor, stored: Tensors, dequantised: Tensors) -> None:
     """Put one tensor into both files, in its storage type. values: FP32."""
-    from sglang_glm53.tiny.quantise import dequantise_blocks, quantise_blocks
+    from sglang_glm53.kernels.fp8 import dequantise_blocks, quantise_blocks
 
     if spec.kind == "fp8":
         # The bf16 values are quantised: this is the bf16 checkpoint of the same seed in FP8.
         stored[name], stored[name + SCALE_SUFFIX] = quantise_blocks(values.bfloat16())
-        dequantised[name] = dequantise_blocks(stored[name], stored[name + SCALE_SUFFIX])
+        dequantised[name] = dequantise_blocks(stored[name], stored[name + SCALE_SUFFIX]).bfloat16()
     else:
         stored[name] = dequantised[name] = values if spec.kind == "f32" else values.bfloat16()
 

@@ -7,11 +7,16 @@ import inspect
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from sglang_glm53 import upstream
-from sglang_glm53.bench.measure import Point, Prepared
+from sglang_glm53.bench import measure, points
+from sglang_glm53.bench.measure import Floors, LeftOut, Point, Prepared, Row
+from sglang_glm53.kernels.cards import KernelCard, Shape
 
 COPY_RATE = 2e12
 EMPTY = 2e-6
+CPU = torch.device("cpu")
 
 
 class FakeDevice:
@@ -78,7 +83,12 @@ def equal(found, ours):
 
 def point(contenders, bytes_moved=400):
     """A point whose contenders must give what the first gives."""
-    return Point("add_rmsnorm_quant", "M=1", bytes_moved, contenders, equal)
+    return Point("k", "M=1", bytes_moved, contenders, equal)
+
+
+def measured(card: KernelCard, shape: Shape) -> tuple[list[Row], list[LeftOut]]:
+    """What the benchmark gives for one shape of a card, the kernel and its peers run on the CPU."""
+    return measure.measure(points.point(card, shape, CPU), FakeDevice(), Floors(1e9, EMPTY), repeats=1)
 
 
 def stand_in(declared, run):

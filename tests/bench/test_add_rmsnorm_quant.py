@@ -1,20 +1,18 @@
 """Owns the checks of add_rmsnorm_quant's benchmark: the installed peers' parameters, and the comparison."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
-from sglang_glm53.bench import add_rmsnorm_quant, measure
-from sglang_glm53.bench.add_rmsnorm_quant import FLASHINFER, SGLANG_NORM, SGLANG_QUANT, Shape
-from sglang_glm53.bench.measure import OURS, Floors
+from sglang_glm53.bench import add_rmsnorm_quant
+from sglang_glm53.bench.add_rmsnorm_quant import FLASHINFER, SGLANG_NORM, SGLANG_QUANT
+from sglang_glm53.bench.measure import OURS
+from sglang_glm53.kernels.add_rmsnorm_quant import CARD
+from sglang_glm53.kernels.cards import Shape
 from sglang_glm53.kernels.fp8 import ScaleLayout, quantise_into
 from sglang_glm53.testing.reference import add_rmsnorm_quant as reference
-from tests.bench.fake_bench import FakeDevice, stand_in
+from tests.bench.fake_bench import CPU, measured, stand_in
 
-CPU = torch.device("cpu")
-SHAPE = Shape(5, 640, ScaleLayout.COLUMN_MAJOR, CPU)
-SGLANG_NAME, FLASHINFER_NAME = "SGLang, norm then quantiser", "FlashInfer, one kernel"
+SGLANG_NAME, FLASHINFER_NAME = CARD.peers
 
 
 def _norm(input, residual, weight, eps):
@@ -50,14 +48,14 @@ def peers(monkeypatch):
     return found
 
 
-def _measure(shape):
-    return measure.measure(add_rmsnorm_quant.point(shape), FakeDevice(), Floors(1e9, 2e-6), repeats=1)
+def _shape(rows=5, hidden=640, layout=ScaleLayout.COLUMN_MAJOR):
+    return Shape(rows, {"H": hidden}, layout.value)
 
 
 @pytest.mark.parametrize("layout", ScaleLayout, ids=str)
 @pytest.mark.parametrize(("rows", "hidden"), [(1, 640), (5, 1152), (300, 640)])
 def test_peers_that_agree_are_timed(peers, rows, hidden, layout):
-    found, left_out = _measure(Shape(rows, hidden, layout, CPU))
+    found, left_out = measured(CARD, _shape(rows, hidden, layout))
     only_here = layout is ScaleLayout.COLUMN_MAJOR
     assert [row.contender for row in found] == [OURS, SGLANG_NAME, *[FLASHINFER_NAME] * only_here]
     assert [absent.contender for absent in left_out] == [FLASHINFER_NAME] * (not only_here)
@@ -69,8 +67,7 @@ def test_peers_that_agree_are_timed(peers, rows, hidden, layout):
 
 
 def test_the_bytes_are_the_cards(peers):
-    found, _ = _measure(Shape(8, 6144, ScaleLayout.ROW_MAJOR, CPU))
-    assert add_rmsnorm_quant.point(Shape(8, 6144, ScaleLayout.ROW_MAJOR, CPU)).bytes_moved == 456_192
+    found, _ = measured(CARD, _shape(8, 6144, ScaleLayout.ROW_MAJOR))
     assert {(row.shape, row.rotated_bytes // row.sets) for row in found} == {
         ("M=8 H=6144 row-major", 456_192)
     }
@@ -98,7 +95,7 @@ def _spoiled(place):
 @pytest.mark.parametrize("place", ["residual", "y", "q", "scale", "nothing written"])
 def test_a_peer_that_disagrees_is_refused(peers, place):
     peers[FLASHINFER] = stand_in(".".join(FLASHINFER), _spoiled(place))
-    rows, left_out = _measure(SHAPE)
+    rows, left_out = measured(CARD, _shape())
     assert [row.contender for row in rows] == [OURS, SGLANG_NAME]
     assert [(absent.contender, absent.wrong) for absent in left_out] == [(FLASHINFER_NAME, True)]
 
@@ -109,12 +106,12 @@ def test_the_last_of_many_rows_is_compared(peers):
         input[-1, 0] *= 2
 
     peers[SGLANG_NORM] = stand_in("sgl_kernel.elementwise.fused_add_rmsnorm", run)
-    _, left_out = _measure(replace(SHAPE, rows=400))
+    _, left_out = measured(CARD, _shape(rows=400))
     assert [(absent.contender, absent.wrong) for absent in left_out] == [(SGLANG_NAME, True)]
 
 
 def test_a_kernel_that_declines_is_not_timed_as_its_fallback(peers):
-    rows, left_out = _measure(replace(SHAPE, hidden=8320))
+    rows, left_out = measured(CARD, _shape(hidden=8320))
     assert rows == []
     assert left_out[0].contender == OURS
     assert left_out[0].wrong
@@ -123,7 +120,7 @@ def test_a_kernel_that_declines_is_not_timed_as_its_fallback(peers):
 
 @pytest.mark.parametrize("layout", ScaleLayout, ids=str)
 def test_sets_are_apart_and_repeat(layout):
-    one, other = (add_rmsnorm_quant.buffers(replace(SHAPE, layout=layout), 3) for _ in range(2))
+    one, other = (add_rmsnorm_quant.buffers(_shape(layout=layout), CPU, 3) for _ in range(2))
     for name in ("x", "residual", "weight"):
         tensors = getattr(one, name)
         assert all(map(torch.equal, tensors, getattr(other, name))), name
@@ -133,8 +130,8 @@ def test_sets_are_apart_and_repeat(layout):
 
 
 def test_the_grid():
-    whole = add_rmsnorm_quant.points(False, CPU)
-    assert len(whole) == len({point.shape for point in whole}) == 48
-    assert {point.shape for point in add_rmsnorm_quant.points(True, CPU)} < {point.shape for point in whole}
-    assert whole[0].shape == "M=1 H=6144 row-major"
-    assert whole[-1].shape == "M=16384 H=2048 packed UE8M0"
+    assert len(CARD.grid) == 48
+    assert [str(CARD.grid[place]) for place in (0, -1)] == [
+        "M=1 H=6144 row-major",
+        "M=16384 H=2048 packed UE8M0",
+    ]

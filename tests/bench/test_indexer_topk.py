@@ -3,20 +3,20 @@
 import pytest
 import torch
 
-from sglang_glm53.bench import indexer_topk, measure
+from sglang_glm53.bench import indexer_topk
 from sglang_glm53.bench.indexer_topk import (
     FLASHINFER_PAGED,
     FLASHINFER_RAGGED,
     SGLANG_PAGED,
     SGLANG_PLAN,
     SGLANG_RAGGED,
-    Shape,
 )
-from sglang_glm53.bench.measure import OURS, Floors
-from tests.bench.fake_bench import FakeDevice, stand_in
+from sglang_glm53.bench.measure import OURS
+from sglang_glm53.kernels.cards import Shape
+from sglang_glm53.kernels.indexer_topk import CARD
+from tests.bench.fake_bench import CPU, measured, stand_in
 
-CPU = torch.device("cpu")
-NAMES = [OURS, "SGLang, top-k v2", "FlashInfer", "FlashInfer, deterministic"]
+NAMES = [OURS, *CARD.peers]
 
 
 def _best(scores, k):
@@ -62,19 +62,19 @@ def peers(monkeypatch):
     return found
 
 
-def _measure(shape):
-    return measure.measure(indexer_topk.point(shape), FakeDevice(), Floors(1e9, 2e-6), repeats=1)
+def _shape(rows, width, k, form="paged"):
+    return Shape(rows, {"W": width, "k": k}, form)
 
 
-@pytest.mark.parametrize("paged", [True, False], ids=["paged", "ragged"])
+@pytest.mark.parametrize("form", ["paged", "ragged"])
 @pytest.mark.parametrize(("rows", "width", "k"), [(1, 256, 16), (3, 700, 64)])
-def test_peers_that_agree_are_timed(peers, rows, width, k, paged):
-    found, left_out = _measure(Shape(rows, width, paged, CPU, k))
+def test_peers_that_agree_are_timed(peers, rows, width, k, form):
+    found, left_out = measured(CARD, _shape(rows, width, k, form))
     assert left_out == []
     assert [row.contender for row in found] == NAMES
     moved = rows * (4 * width + 8 * k)
     assert {(row.shape, row.rotated_bytes // row.sets) for row in found} == {
-        (f"M={rows} W={width} k={k} {'paged' if paged else 'ragged'}", moved)
+        (f"M={rows} W={width} k={k} {form}", moved)
     }
 
 
@@ -87,8 +87,8 @@ def test_peers_that_agree_are_timed(peers, rows, width, k, paged):
         (lambda out: out[1, 3:4].copy_(out[1, 4:5]), "a position is selected twice"),
     ],
 )
-@pytest.mark.parametrize("paged", [True, False], ids=["paged", "ragged"])
-def test_a_peer_with_bad_slots_is_refused(peers, paged, change, reason):
+@pytest.mark.parametrize("form", ["paged", "ragged"])
+def test_a_peer_with_bad_slots_is_refused(peers, form, change, reason):
     def run_paged(scores, out_page_indices, **rest):
         _sglang_paged(scores=scores, out_page_indices=out_page_indices, **rest)
         change(out_page_indices)
@@ -97,9 +97,9 @@ def test_a_peer_with_bad_slots_is_refused(peers, paged, change, reason):
         _sglang_ragged(scores=scores, out_indices=out_indices, **rest)
         change(out_indices)
 
-    place, run = (SGLANG_PAGED, run_paged) if paged else (SGLANG_RAGGED, run_ragged)
+    place, run = (SGLANG_PAGED, run_paged) if form == "paged" else (SGLANG_RAGGED, run_ragged)
     peers[place] = stand_in(".".join(place), run)
-    rows, left_out = _measure(Shape(3, 700, paged, CPU, 64))
+    rows, left_out = measured(CARD, _shape(3, 700, 64, form))
     assert [row.contender for row in rows] == [NAMES[0], *NAMES[2:]]
     assert [(absent.contender, absent.wrong) for absent in left_out] == [(NAMES[1], True)]
     assert left_out[0].reason.endswith(reason)
@@ -111,7 +111,7 @@ def test_a_peer_that_misses_one_of_the_best_is_refused(peers):
         out_indices.copy_(most[:, 1:] + out_offsets[:, None])
 
     peers[SGLANG_RAGGED] = stand_in(".".join(SGLANG_RAGGED), run)
-    _, left_out = _measure(Shape(3, 700, False, CPU, 64))
+    _, left_out = measured(CARD, _shape(3, 700, 64, "ragged"))
     assert [(absent.contender, absent.wrong) for absent in left_out] == [(NAMES[1], True)]
     assert "elements differ" in left_out[0].reason
 
@@ -125,15 +125,15 @@ def test_another_choice_among_equal_logits_is_no_difference():
 
 
 def test_a_kernel_that_declines_is_not_timed_as_its_fallback(peers):
-    rows, left_out = _measure(Shape(2, 4096, True, CPU, 2049))
+    rows, left_out = measured(CARD, _shape(2, 4096, 2049))
     assert rows == []
     assert (left_out[0].contender, left_out[0].wrong) == (OURS, True)
     assert left_out[0].reason == "ValueError: the kernel declines: k is over 2048"
 
 
 def test_sets_are_apart_and_repeat():
-    shape = Shape(3, 320, True, CPU, 16)
-    one, other = (indexer_topk.buffers(shape, 4) for _ in range(2))
+    shape = _shape(3, 320, 16)
+    one, other = (indexer_topk.buffers(shape, CPU, 4) for _ in range(2))
     for name, tensors in vars(one).items():
         assert all(map(torch.equal, tensors, getattr(other, name))), name
         assert len({tensor.data_ptr() for tensor in tensors}) == 4
@@ -145,8 +145,6 @@ def test_sets_are_apart_and_repeat():
 
 
 def test_the_grid():
-    whole = indexer_topk.points(False, CPU)
-    assert len(whole) == len({point.shape for point in whole}) == 34
-    assert {point.shape for point in indexer_topk.points(True, CPU)} < {point.shape for point in whole}
-    assert whole[0].shape == "M=1 W=4096 k=2048 paged"
-    assert whole[-1].shape == "M=8 W=1048576 k=2048 ragged"
+    assert len(CARD.grid) == 34
+    ends = ["M=1 W=4096 k=2048 paged", "M=8 W=1048576 k=2048 ragged"]
+    assert [str(CARD.grid[place]) for place in (0, -1)] == ends

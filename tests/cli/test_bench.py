@@ -6,9 +6,10 @@ import json
 import pytest
 
 from sglang_glm53.bench import device
+from sglang_glm53.bench import points as bench_points
 from sglang_glm53.bench.measure import OURS, Row
 from sglang_glm53.cli import bench
-from sglang_glm53.kernels.cards import CARDS
+from sglang_glm53.kernels.cards import cards
 from tests.bench.fake_bench import COPY_RATE, EMPTY, FakeDevice, contender, point
 
 
@@ -30,8 +31,8 @@ class Session:
     def add(self, name, *arguments):
         self.contenders[name] = contender(self.device, *arguments)
 
-    def points(self, quick, where):
-        self.asked.append((quick, where))
+    def points(self, card, quick, where):
+        self.asked.append((card.stem, quick, where))
         return [point(self.contenders), point(self.contenders, bytes_moved=16_000_000)]
 
 
@@ -39,7 +40,7 @@ class Session:
 def session(monkeypatch):
     session = Session()
     monkeypatch.setattr(device, "CudaDevice", lambda: session.device)
-    monkeypatch.setattr(bench, "_grids", lambda: dict.fromkeys(CARDS, session.points))
+    monkeypatch.setattr(bench_points, "points", session.points)
     return session
 
 
@@ -69,7 +70,8 @@ def test_json(session, capsys):
     assert found["machine"] == found["machine_at_the_end"] == {"name": "fake", "driver_version": "1.2"}
     assert (found["l2_bytes"], found["l2_turns"], found["repeats"]) == (1000, 2, bench.REPEATS)
     assert found["left_out"] == []
-    assert printed.err.splitlines() == ["[1/2] add_rmsnorm_quant M=1", "[2/2] add_rmsnorm_quant M=1"]
+    assert printed.err.splitlines() == ["[1/2] k M=1", "[2/2] k M=1"]
+    assert session.asked == [("indexer_topk", False, None)]
 
 
 def test_text(session, capsys, monkeypatch):
@@ -84,16 +86,14 @@ def test_text(session, capsys, monkeypatch):
     assert "medians of 7 turns" in lines[4]
     assert "others move 2 times the L2 cache, 0 MB, or more" in lines[4]
     assert lines[7].split()[:3] == ["kernel", "shape", "contender"]
-    assert lines[8].split() == ["add_rmsnorm_quant", "M=1", OURS, "4.00", "4.00-4.00", "0", "50", "1.50", "6"]
-    assert lines[-1] == (
-        "add_rmsnorm_quant: C is left out at 4 points (M=1, ...): ImportError: No module named 'c'"
-    )
+    assert lines[8].split() == ["k", "M=1", OURS, "4.00", "4.00-4.00", "0", "50", "1.50", "6"]
+    assert lines[-1] == ("k: C is left out at 4 points (M=1, ...): ImportError: No module named 'c'")
 
 
 @pytest.mark.parametrize("quick", [True, False])
 def test_every_kernel_is_measured_unless_one_is_chosen(session, quick, capsys):
     assert _run(*["--quick"] * quick) == 0
-    assert session.asked == [(quick, None)] * len(CARDS)
+    assert session.asked == [(stem, quick, None) for stem in cards()]
     assert "[4/4]" in capsys.readouterr().err
 
 
@@ -115,11 +115,7 @@ def test_a_kernel_of_ours_that_does_not_run_fails_the_run(session, capsys):
     }
 
 
-def test_every_card_has_a_grid():
-    assert sorted(bench._grids()) == sorted(CARDS)
-
-
 def test_an_unknown_kernel_is_refused(capsys):
     with pytest.raises(SystemExit):
         _run("--kernel", "softmax")
-    assert "choose from" in capsys.readouterr().err
+    assert "no kernel is called 'softmax': choose from add_" in capsys.readouterr().err

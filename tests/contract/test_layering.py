@@ -31,7 +31,7 @@ PACKAGE_ROOMS = {
 # What the command line and the tests use; nothing of the package imports it.
 TOOL_ROOMS = {
     "testing": (*LEAVES, "kernels"),
-    "tiny": ("geometry", "weights.stored_tensors"),
+    "tiny": ("geometry", "kernels.fp8", "weights.stored_tensors"),
     "bench": (*LEAVES, "kernels", "testing", "tiny"),
     "cli": (*LEAVES, "kernels", "disaggregation", "serving", "testing", "tiny", "bench"),
 }

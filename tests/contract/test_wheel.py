@@ -75,7 +75,7 @@ def test_a_wheel_without_the_sources_is_reported(wheel, tmp_path):
         for name in full.namelist():
             if "csrc" not in name:
                 copy.writestr(name, full.read(name))
-    assert "sglang_glm53/csrc/include/glm53/layout.cuh" in _missing(poor)
+    assert "sglang_glm53/csrc/include/glm53/device.cuh" in _missing(poor)
 
 
 def test_installed_wheel(venv):

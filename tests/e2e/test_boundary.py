@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sglang_glm53.kernels.cards import CARDS
+from sglang_glm53.kernels.cards import cards
 from sglang_glm53.testing.compare import check_logprobs, logprob_figures
 from sglang_glm53.testing.server import Server, ServerError
 from sglang_glm53.tiny.checkpoint import TinySpec, write
@@ -96,7 +96,7 @@ def kernel(request) -> None:
         return
     if shutil.which("c++") is None:
         pytest.skip("emulated kernels: no host C++ compiler: apt-get install g++")
-    code = f"from sglang_glm53.kernels import jit; [jit.emulated_module(stem) for stem in {list(CARDS)}]"
+    code = f"from sglang_glm53.kernels import jit; [jit.emulated_module(stem) for stem in {list(cards())}]"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 

@@ -122,6 +122,12 @@ def test_schedules_give_thesame_bytes(emulated):
         module.set_schedule("forward", 0)
 
 
+def test_bytes_of_the_card():
+    row = HIDDEN * (2 + 2 + 2 + 2 + 1) + 48 * 4
+    assert CARD.bytes_moved(1, CARD.sizes) == row + HIDDEN * 2
+    assert CARD.bytes_moved(64, CARD.sizes) == 64 * row + HIDDEN * 2
+
+
 @pytest.mark.parametrize("residual", [True, False], ids=["residual", "plain"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_bytes_are_the_cards(emulated, layout, residual):

@@ -116,6 +116,10 @@ def test_schedules_give_the_same_answer(emulated):
     module.set_schedule("forward", 0)
 
 
+def test_bytes_of_the_card():
+    assert CARD.bytes_moved(3, {"W": 1000, "k": 64}) == 3 * (4000 + 2 * 256)
+
+
 def test_bytes_are_the_cards(emulated):
     module = emulated(STEM)
     rows, width, k = 4, 4096, 512

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def _sources(folder: Path) -> Path:
-    header = folder / "include" / "glm53" / "layout.cuh"
+    header = folder / "include" / "glm53" / "device.cuh"
     header.parent.mkdir(parents=True)
     header.touch()
     return folder

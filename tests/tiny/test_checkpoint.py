@@ -10,9 +10,9 @@ import torch
 from safetensors import safe_open
 
 from sglang_glm53.geometry import Geometry, schedule_problems
+from sglang_glm53.kernels.fp8 import dequantise_blocks
 from sglang_glm53.testing import oracle
 from sglang_glm53.tiny.checkpoint import SpecError, TinySpec, write
-from sglang_glm53.tiny.quantise import dequantise_blocks
 from sglang_glm53.weights.stored_tensors import checkpoint_tensors
 
 SMALL = TinySpec(
@@ -82,7 +82,7 @@ def test_the_twin_is_the_fp8_checkpoint_dequantised(fp8):
     for name, tensor in twin.items():
         values = stored[name]
         if name + "_scale_inv" in scales:
-            values = dequantise_blocks(values, stored[name + "_scale_inv"])
+            values = dequantise_blocks(values, stored[name + "_scale_inv"]).bfloat16()
         assert torch.equal(tensor, values), name
     partial = stored["model.layers.0.self_attn.kv_a_proj_with_mqa.weight_scale_inv"]
     assert partial.shape == (5, 1)
