@@ -48,7 +48,8 @@ def _embedding_problems(request: Any, hidden: int) -> list[str]:
         if not isinstance(request.positional_embed_overrides, PositionalEmbeds):
             kind = type(request.positional_embed_overrides).__name__
             found.append(
-                f"positional_embed_overrides is a {kind}: Engine's PositionalEmbeds alone will do: leave it out"
+                f"positional_embed_overrides is a {kind}: Engine's PositionalEmbeds alone will do: "
+                "leave it out"
             )
     return found
 
