@@ -15,7 +15,7 @@ COMMANDS = {
     "bench": "measure the kernels beside their peers",
     "doctor": "check whether this machine and this install can serve GLM-5.3",
     "kernels": "print the kernel cards, or compile the kernels ahead of serving",
-    "seams": "compare what this package uses of SGLang with an SGLang, or print the list",
+    "seams": "compare what is used of SGLang with any SGLang, or list it",
     "tiny": "write a small random checkpoint of the real architecture",
 }
 
