@@ -15,7 +15,7 @@ COMMANDS = {
     "bench": "measure the kernels beside their peers",
     "doctor": "check whether this machine and this install can serve GLM-5.3",
     "kernels": "print the kernel cards, or compile the kernels ahead of serving",
-    "seams": "compare what this package uses of SGLang with an SGLang, or print the list",
+    "seams": "compare what is used of SGLang with any SGLang, or list it",
     "tiny": "write a small random checkpoint of the real architecture",
 }
 
@@ -40,7 +40,7 @@ def _run(words: list[str]) -> int:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     asked = next((word for word in words if word in COMMANDS), None)
     for name, summary in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=f"{summary.capitalize()}.")
+        command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         if name == asked:
             module = importlib.import_module(f"{__name__}.{name}")
             module.add_arguments(command)
