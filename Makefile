@@ -1,7 +1,10 @@
 # Every target works on a fresh clone: each one first brings .venv up to date (see .ci/venv).
 PYTHON_IN_VENV := .venv/bin/python
+# Two workers take the test files one by one; a server, like a worker, keeps one core busy.
+WORKERS ?= 2
+PYTEST = OMP_NUM_THREADS=1 $(PYTHON_IN_VENV) -m pytest -n $(WORKERS) --durations=25
 
-.PHONY: setup demo test matrix soak lint
+.PHONY: setup demo check test matrix soak lint
 
 setup:
 	.ci/venv .venv -e .
@@ -10,11 +13,15 @@ setup:
 demo: setup
 	.ci/demo
 
+# What starts no server, of the tests that `make test` runs.
+check: setup
+	$(PYTEST) --ignore tests/e2e
+
 test: setup
-	$(PYTHON_IN_VENV) -m pytest -m "not matrix"
+	$(PYTEST)
 
 matrix: setup
-	$(PYTHON_IN_VENV) -m pytest -m matrix
+	$(PYTEST) -m matrix
 
 # Each fault of a prefill/decode pair ten times; the figures go to SOAK_REPORT.
 SOAK_REPORT ?= pd-soak.md

@@ -3,12 +3,39 @@
 import importlib.util
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from sglang_glm53 import upstream
 
 HOOK_REGISTRY = "sglang.srt.plugins.hook_registry"
+ROOT = Path(__file__).parents[1]
+# The files that take longest, the longest first, so that two workers end together.
+LONGEST = (
+    "tests/e2e/test_pd_mtp.py",
+    "tests/e2e/test_mtp.py",
+    "tests/e2e/test_oracle.py",
+    "tests/e2e/test_pd.py",
+    "tests/e2e/test_pd_faults.py",
+    "tests/e2e/test_boundary.py",
+    "tests/e2e/test_overlap_rounded.py",
+    "tests/e2e/test_overlap.py",
+    "tests/e2e/test_shapes.py",
+    "tests/e2e/test_guard.py",
+    "tests/e2e/test_collectives.py",
+    "tests/e2e/test_fp8.py",
+    "tests/e2e/test_robustness.py",
+    "tests/e2e/test_start.py",
+    "tests/e2e/test_launch.py",
+    "tests/e2e/test_status.py",
+    "tests/e2e/test_loading.py",
+    "tests/emulation/test_indexer_topk.py",
+    "tests/kernel_entries/test_entries.py",
+    "tests/emulation/test_faults.py",
+    "tests/contract/test_resolution.py",
+    "tests/emulation/test_add_rmsnorm_quant.py",
+)
 
 
 @pytest.fixture
@@ -53,3 +80,9 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.section("not tested here")
     for reason, tests in sorted(reasons.items()):
         terminalreporter.write_line(f"{reason.removeprefix('Skipped: ')} ({tests} skipped)")
+
+
+def pytest_collection_modifyitems(items):
+    """LONGEST first; within a file, and among the others, as collected."""
+    place = {ROOT / file: number for number, file in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))

@@ -1,7 +1,11 @@
-"""Owns the work that is done ahead of the tests: a server keeps one core busy, and there are two."""
+"""Owns the work that is done ahead of the tests: a server keeps one core busy, and there are two.
+
+Where pytest-xdist runs two workers, the other worker's server has the second core.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -9,7 +13,7 @@ from typing import Any
 
 import pytest
 
-WORKERS = 2
+WORKERS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
 
 
 @contextmanager

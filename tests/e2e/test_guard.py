@@ -17,6 +17,7 @@ from sglang_glm53.serving import hooks
 from sglang_glm53.serving.preflight import model_reasons
 from sglang_glm53.testing.server import ENVIRONMENT, ServerError
 from tests.configs import FP8, glm53, mtp
+from tests.e2e.ahead import WORKERS
 
 # A launch takes 25 s of CPU time, most of it SGLang's imports.
 SECONDS = 600
@@ -190,7 +191,7 @@ def launches(tmp_path_factory):
         )
         return run.returncode, run.stdout
 
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(WORKERS) as pool:
         return dict(zip(MODES, pool.map(launch, MODES), strict=True))
 
 

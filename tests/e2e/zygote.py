@@ -7,6 +7,7 @@ stdout. It runs no tensor code itself: a thread pool that a forked child inherit
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import json
 import multiprocessing
@@ -26,6 +27,8 @@ def preload() -> None:
     import torch
     from sglang.srt.plugins import load_plugins
 
+    from sglang_glm53.serving import hooks
+
     # ATen's pool does not survive a fork; a pool of one needs no threads.
     torch.set_num_threads(1)
     os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
@@ -41,7 +44,26 @@ def preload() -> None:
         "sglang.srt.models.registry",
     ):
         importlib.import_module(module)
+    # Every server asks how SGLang declares each seam: 1.5 s of parsing, whose answers a fork inherits.
+    hooks.fingerprint()
+    find_methods_in_classes()
     fork_schedulers()
+    # SGLang collects garbage before it measures memory: a million objects, 0.7 s, of which none is garbage.
+    gc.collect()
+    gc.freeze()
+
+
+def find_methods_in_classes() -> None:
+    """SGLang looks for each hooked function in every module, 0.06 s a hook. Of 14 hooks 13 are on methods,
+    which no module holds."""
+    from sglang.srt.plugins import hook_registry
+
+    original = hook_registry._propagate_patch
+
+    def propagate(function: Any, wrapped: Any, owner: Any) -> int:
+        return 0 if isinstance(owner, type) else original(function, wrapped, owner)
+
+    hook_registry._propagate_patch = propagate
 
 
 def fork_schedulers() -> None:
