@@ -57,7 +57,9 @@ def threads_for_rank(original: Callable[..., Any], *, numa_index: int, world_siz
     return ",".join(str(core) for core in cores[first : first + share])
 
 
-def unregistered_memory(dims: tuple[int, ...], *, dtype: torch.dtype, device: str, **pinning: Any) -> torch.Tensor:
+def unregistered_memory(
+    dims: tuple[int, ...], *, dtype: torch.dtype, device: str, **pinning: Any
+) -> torch.Tensor:
     """Host memory, [*dims] of dtype, that is not registered with CUDA: there is no device to copy from it."""
     return torch.empty(dims, dtype=dtype, device=device)
 

@@ -87,12 +87,8 @@ SEAMS = (
         "(enable, num_indexer_layers, index_topk, num_tokens, max_running_requests, device)",
         "makes their pool",
     ),
-    Seam(
-        f"{_CAPTURE}.maybe_capture_indexer_topk", "function", "(layer_id, topk_indices)", "puts them there"
-    ),
-    Seam(
-        "sglang.srt.configs.model_config.get_num_indexer_layers", "function", "(config)", "sizes that pool"
-    ),
+    Seam(f"{_CAPTURE}.maybe_capture_indexer_topk", "function", "(layer_id, topk_indices)", "puts them there"),
+    Seam("sglang.srt.configs.model_config.get_num_indexer_layers", "function", "(config)", "sizes that pool"),
     Seam(
         "sglang.srt.disaggregation.mooncake.conn.MooncakeKVSender.supports_host_tensor_indices",
         "field",

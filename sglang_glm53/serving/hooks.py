@@ -36,6 +36,11 @@ HOOKS: dict[Group, tuple[Hook, ...]] = {
             "around",
             "sglang_glm53.serving.preflight:allow_overlap",
         ),
+        Hook(
+            "sglang.srt.arg_groups.pipeline.run_resolution_pipeline",
+            "around",
+            "sglang_glm53.serving.preflight:explain_resolution",
+        ),
     ),
     "model": (
         Hook(

@@ -63,7 +63,19 @@ _GUARD = (
         "(server_args, hf_config)",
         "hooked: two-batch overlap is not refused with this package",
     ),
+    Seam(
+        "sglang.srt.arg_groups.pipeline.run_resolution_pipeline",
+        "function",
+        "(server_args)",
+        "hooked: where it fails on a flag that the reference platform refuses, the refusal is raised",
+    ),
     Seam("sglang.srt.environ.Envs.SGLANG_PLATFORM", "field", None, "tells which platform runs"),
+    Seam(
+        "sglang.srt.environ.Envs.SGLANG_ENABLE_PP_SPEC",
+        "field",
+        None,
+        "allows drafts across pipeline stages",
+    ),
     Seam(
         "sglang.srt.environ.Envs.SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK",
         "field",
