@@ -63,12 +63,17 @@ HARMLESS = {
     "grpc_mode": False,
     "tokenizer_worker_num": 1,
     "enable_two_batch_overlap": False,
-    "enable_hierarchical_cache": False,
     "enable_lora": None,
     "lora_paths": None,
     "enable_mixed_chunk": False,
     "moe_a2a_backend": "none",
     "speculative_algorithm": None,
+    "enable_return_indexer_topk": False,
+    "disaggregation_mode": "null",
+    "pp_size": 1,
+    "tp_size": 1,
+    "attn_dp_size": 1,
+    "attn_cp_size": 1,
 }
 
 # Those that ask for MTP without a draft path.

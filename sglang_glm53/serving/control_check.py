@@ -32,9 +32,14 @@ def profile_problems(request: Any, device: str, default_folder: str) -> list[str
     if "RPD" in (activities or ()):
         found.append("activities holds RPD: it is ROCm's: use CPU or GPU")
     folder = Path(request.output_dir or default_folder).expanduser()
-    home = next(path for path in (folder, *folder.parents) if path.exists())
-    if not home.is_dir() or not os.access(home, os.W_OK):
-        found.append(f"output_dir {folder} cannot be written: name another folder")
+    try:
+        # As the scheduler does when the profile ends, and what it raises then ends it.
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        found.append(f"output_dir {folder} cannot be made ({error.strerror}): name another folder")
+    else:
+        if not os.access(folder, os.W_OK):
+            found.append(f"output_dir {folder} cannot be written: name another folder")
     return found + [
         f"{field} {value!r} holds a slash: it is part of a file's name"
         for field in ("profile_id", "profile_prefix")

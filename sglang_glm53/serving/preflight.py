@@ -8,7 +8,7 @@ from typing import Any
 
 from sglang_glm53 import IMPL, PLATFORM_NAME, config, geometry, upstream
 from sglang_glm53.fusion import FUSIONS
-from sglang_glm53.serving import deepep_capacity, drafts, hooks, processes
+from sglang_glm53.serving import deepep_capacity, drafts, hooks, platform_flags, processes
 from sglang_glm53.serving.seams import Group
 
 logger = logging.getLogger("sglang_glm53")
@@ -148,6 +148,38 @@ def flag_reasons(flags: Any) -> list[str]:
             "--enable-two-batch-overlap with --enable-mixed-chunk: the overlap serves no batch that mixes "
             "prefill and decode: leave one of them out"
         )
+    return reasons + _pipeline_reasons(flags) + _capture_reasons(flags)
+
+
+def _pipeline_reasons(flags: Any) -> list[str]:
+    """SGLang asserts this without a fix, unless its variable for it is set."""
+    if flags.pp_size == 1 or not flags.speculative_algorithm or flags.disaggregation_mode == "prefill":
+        return []
+    from sglang.srt.environ import envs
+
+    if envs.SGLANG_ENABLE_PP_SPEC.get():
+        return []
+    return [
+        f"--pp-size {flags.pp_size} with --speculative-algorithm: SGLang drafts across pipeline stages on "
+        "prefill servers alone: leave one of them out"
+    ]
+
+
+def _capture_reasons(flags: Any) -> list[str]:
+    """Where SGLang's capture of selections asserts after loading, or holds what a draft has overwritten."""
+    if not flags.enable_return_indexer_topk:
+        return []
+    name, reasons = "--enable-return-indexer-topk", []
+    if flags.tp_size > flags.attn_dp_size * flags.attn_cp_size:
+        reasons.append(
+            f"{name} with --tp-size {flags.tp_size} and --attn-dp-size {flags.attn_dp_size}: SGLang captures "
+            f"selections where each rank has its own requests: set --attn-dp-size {flags.tp_size}"
+        )
+    if flags.speculative_algorithm:
+        reasons.append(
+            f"{name} with --speculative-algorithm: the draft's steps overwrite what the target selected: "
+            "leave one of them out"
+        )
     return reasons
 
 
@@ -161,14 +193,32 @@ def allow_overlap(original: Callable[..., None], server_args: Any, hf_config: An
         original(server_args, hf_config)
 
 
-def platform_reasons(flags: Any, platform: str) -> list[str]:
-    """Why resolved server flags cannot go with the reference platform. platform: SGLANG_PLATFORM."""
-    if platform != PLATFORM_NAME or not flags.enable_hierarchical_cache:
+def explain_resolution(original: Callable[[Any], None], server_args: Any) -> None:
+    """AROUND SGLang's resolution: a flag that the reference platform refuses is named before what it led to.
+
+    SGLang's own steps may fail on it first, and blame what nobody asked for.
+    """
+    try:
+        original(server_args)
+    except Exception:
+        if server_args.model_impl == IMPL:
+            refuse_if(platform_reasons(server_args))
+        raise
+
+
+def platform_reasons(requested: Any, hf_config: Any = None) -> list[str]:
+    """Why the flags as they were requested cannot go with the platform that runs.
+
+    requested: SGLang's ServerArgs. hf_config: the model's, when it is known.
+    """
+    from sglang.srt.environ import envs
+
+    if envs.SGLANG_PLATFORM.get() != PLATFORM_NAME:
         return []
-    return [
-        "--enable-hierarchical-cache: its copies between device and host are CUDA kernels, and the reference "
-        "platform has no device: leave it out"
-    ]
+    fields = hf_config if isinstance(hf_config, Mapping | None) else vars(hf_config)
+    return platform_flags.reasons(
+        requested, quantised=fields is None or bool(fields.get("quantization_config"))
+    )
 
 
 def capacity_reasons(server_args: Any, flags: Any, hf_config: Any) -> list[str]:
@@ -206,7 +256,7 @@ def server_reasons(server_args: Any) -> list[str]:
 
     hf_config, flags = model_config_of(server_args).hf_config, resolving_view(server_args)
     of_model = model_reasons(hf_config)
-    of_platform = platform_reasons(flags, envs.SGLANG_PLATFORM.get())
+    of_platform = platform_reasons(server_args, hf_config)
     http_app = envs.SGLANG_HTTP_SERVER_APP_PATH
     of_processes = processes.reasons(
         flags, http_app.get() if http_app.is_set() else None, envs.SGLANG_RUST_SERVER.get()

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
+
+# What bytes that are no pickle of a processor raise; any other error is answered with 500, and nothing ends.
+_UNPICKLING = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ImportError,
+    EOFError,
+    pickle.UnpicklingError,
+)
 
 
 def problems(
@@ -48,8 +60,7 @@ def _embedding_problems(request: Any, hidden: int) -> list[str]:
         if not isinstance(request.positional_embed_overrides, PositionalEmbeds):
             kind = type(request.positional_embed_overrides).__name__
             found.append(
-                f"positional_embed_overrides is a {kind}: Engine's PositionalEmbeds alone will do: "
-                "leave it out"
+                f"positional_embed_overrides is a {kind}, not a PositionalEmbeds of sgl.Engine: leave it out"
             )
     return found
 
@@ -87,7 +98,7 @@ def _processor_problems(given: str | None) -> list[str]:
     try:
         # The scheduler runs it anyway, and only where --enable-custom-logit-processor allows it.
         processor = CustomLogitProcessor.from_str(given)
-    except Exception as error:  # A pickle raises what it likes.
+    except _UNPICKLING as error:
         return [f"custom_logit_processor does not load ({type(error).__name__}: {error}): {wanted}"]
     return [] if callable(processor) else [f"custom_logit_processor cannot be called: {wanted}"]
 

@@ -83,6 +83,23 @@ _GUARD = (
         ),
     ),
     *until(
+        "SGLang lets a platform refuse flags before it resolves them",
+        Seam(
+            "sglang.srt.arg_groups.pipeline.run_resolution_pipeline",
+            "function(server_args)",
+            "where it fails on a flag that the reference platform refuses, the refusal is raised",
+            Hook("around", "sglang_glm53.serving.preflight:explain_resolution"),
+        ),
+    ),
+    *until(
+        "SGLang says how to serve drafts across pipeline stages",
+        Seam(
+            "sglang.srt.environ.Envs.SGLANG_ENABLE_PP_SPEC",
+            "field",
+            "allows drafts across pipeline stages",
+        ),
+    ),
+    *until(
         "the reference platform goes",
         Seam("sglang.srt.environ.Envs.SGLANG_PLATFORM", "field", "tells which platform runs"),
     ),

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.contract.resolver import Resolver
+from tests.contract.resolver import REFERENCE, Resolver
 from tests.kernel_entries import harness
 
 WORKER = """
@@ -19,7 +19,9 @@ ServerArgs.add_cli_args(parser)
 def complain(message):
     raise ValueError(message)
 parser.error = complain
-print(json.dumps(sorted(parser._option_string_actions)), file=answers)
+actions = parser._option_string_actions
+print(json.dumps({option: action.dest for option, action in actions.items()}), file=answers)
+print(json.dumps({action.dest: action.default for action in actions.values()}, default=repr), file=answers)
 for line in sys.stdin:
     try:
         parser.parse_args(json.loads(line))
@@ -31,13 +33,16 @@ for line in sys.stdin:
 
 
 class SglangParser:
-    """SGLang's parser. options: its flags; complaint(argv): its error message, empty when it parses."""
+    """SGLang's parser. fields: each flag's field; defaults: each field's; options: the flags;
+    complaint(argv): its error message, empty when it parses."""
 
     def __init__(self) -> None:
         self._worker = subprocess.Popen(
             [sys.executable, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self.options: set[str] = set(json.loads(self._worker.stdout.readline()))
+        self.fields: dict[str, str] = json.loads(self._worker.stdout.readline())
+        self.defaults: dict[str, object] = json.loads(self._worker.stdout.readline())
+        self.options = set(self.fields)
 
     def complaint(self, argv: list[str]) -> str:
         self._worker.stdin.write(json.dumps(argv) + "\n")
@@ -59,12 +64,12 @@ def sglang_parser():
 
 @pytest.fixture(scope="session")
 def resolver(tmp_path_factory):
-    """The Resolver of a GPU generation, started when it is first asked for."""
-    if reason := harness.unfit():
-        pytest.skip(reason)
+    """The Resolver of a GPU generation, or of REFERENCE, started when it is first asked for."""
     started: dict[str, Resolver] = {}
 
     def of(generation: str) -> Resolver:
+        if generation != REFERENCE and (reason := harness.unfit()):
+            pytest.skip(reason)
         if generation not in started:
             started[generation] = Resolver(generation, tmp_path_factory.mktemp(generation))
         return started[generation]

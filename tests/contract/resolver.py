@@ -1,6 +1,7 @@
 """Owns the resolving process: SGLang's argument code and this package's check on a machine that is not there.
 
-`Resolver` starts one for a GPU generation; each case is a forked child, since resolving changes the process.
+`Resolver` starts one for a GPU generation, or for the reference platform; each case is a forked child, since
+resolving changes the process.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from sglang_glm53.testing.server import ENVIRONMENT
 from tests.kernel_entries import harness
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,6 +37,8 @@ MACHINES = {
 }
 # Which machine a process shows to SGLang's imports; those of one generation keep the same answers.
 GENERATIONS = {"H200": "H200", "B200": "B300", "B300": "B300", "GB300": "B300"}
+# The generation that is none: this machine, on the reference platform.
+REFERENCE = "reference"
 # The resolved flags that an answer tells.
 FLAGS = (
     *("tp_size", "attn_dp_size", "ep_size", "nnodes", "node_rank", "dist_init_addr", "moe_dense_tp_size"),
@@ -75,6 +79,7 @@ class Resolver:
         (tools / "nvidia-smi").write_text("#!/bin/sh\nexit 1\n")
         (tools / "nvidia-smi").chmod(0o755)
         kept = {name: v for name, v in os.environ.items() if not name.startswith(("GLM53_", "SGLANG_"))}
+        around = ENVIRONMENT if generation == REFERENCE else harness.build_stubs(folder)
         path = {"PATH": f"{tools}:{kept.get('PATH', '')}"}
         # argparse asks for the terminal's size at each of 500 options, half a second in all.
         terminal = {"COLUMNS": "80", "LINES": "24"}
@@ -86,7 +91,7 @@ class Resolver:
             stderr=self._log,
             text=True,
             cwd=ROOT,
-            env=kept | harness.build_stubs(folder) | path | terminal,
+            env=kept | around | path | terminal,
         )
 
     def _ask(self, **question: Any) -> Any:
@@ -98,8 +103,8 @@ class Resolver:
             raise RuntimeError(f"the resolving process ended:\n{self._log.read()[-4000:]}")
         return json.loads(answer)
 
-    def resolve(self, argv: list[str], machine: str = "H200", **environment: str) -> dict[str, Any]:
-        """The answer for the flags that follow --model-path and --model-impl."""
+    def resolve(self, argv: list[str], machine: str | None = "H200", **environment: str) -> dict[str, Any]:
+        """The answer for the flags that follow --model-path and --model-impl. machine: None for this one."""
         start = ["--model-path", str(self.model), "--model-impl", "glm53", "--skip-tokenizer-init"]
         return self._ask(machine=machine, argv=[*start, *argv], environment=environment)
 
@@ -165,14 +170,20 @@ def _resolve(argv: list[str]) -> dict[str, Any]:
     }
 
 
+def _pretend(machine: str | None) -> None:
+    """Show SGLang this machine of MACHINES, or the one that is there."""
+    if machine in MACHINES:
+        from tests.kernel_entries import fake_cuda
+
+        fake_cuda.install(*MACHINES[machine])
+
+
 def _answer(question: dict[str, Any]) -> Any:
     if "deepep" in question:
         from deep_ep import Buffer
 
         return [Buffer.get_low_latency_rdma_size_hint(*sizes) for sizes in question["deepep"]]
-    from tests.kernel_entries import fake_cuda
-
-    fake_cuda.install(*MACHINES[question["machine"]])
+    _pretend(question["machine"])
     os.environ.update(question["environment"])
     return _resolve(question["argv"])
 
@@ -201,9 +212,7 @@ def main() -> None:
     """Import what every case uses, then answer the cases."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # SGLang prints; only answers may reach the caller.
-    from tests.kernel_entries import fake_cuda
-
-    fake_cuda.install(*MACHINES[sys.argv[1]])
+    _pretend(sys.argv[1])
     import sglang.srt.arg_groups.expert_pack_hook
     import sglang.srt.arg_groups.pipeline
     import sglang.srt.layers.moe.utils

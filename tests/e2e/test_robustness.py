@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import random
 import time
@@ -9,23 +11,30 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sglang_glm53.testing.server import Server, ServerError
 from tests.e2e.asking import generate_all, prompt
+from tests.e2e.checkpoints import CHECKPOINTS, geometry
 
 GENERATE, CHAT, COMPLETIONS = "/generate", "/v1/chat/completions", "/v1/completions"
 HEALTHY = prompt(90)
 CLIENTS = 16
 CONTEXT = 512
 POOL = 2048
+# What a scheduler or the tokenizer's own loop does more with them, and dies of in stock SGLang.
+FEATURES = (
+    *("--enable-return-routed-experts", "--enable-return-indexer-topk"),
+    *("--enable-custom-logit-processor", "--enable-metrics"),
+)
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 
 @pytest.fixture(scope="module")
 def server(serve, checkpoint) -> Iterator[Server]:
     sizes = ("--context-length", str(CONTEXT), "--max-total-tokens", str(POOL))
-    with serve(checkpoint("default"), "--dtype", "float32", *sizes) as running:
+    with serve(checkpoint("default"), "--dtype", "float32", *sizes, *FEATURES) as running:
         yield running
 
 
@@ -108,6 +117,29 @@ MALFORMED: dict[str, tuple[str, Any, str]] = {
         ask(return_logprob=True, logprob_start_len=-7),
         "logprob_start_len",
     ),
+    "a list for a logprob count": (
+        GENERATE,
+        ask(return_logprob=True, top_logprobs_num=[2]),
+        "top_logprobs_num",
+    ),
+    "broken stop_regex": (GENERATE, sp(stop_regex="("), "stop_regex"),
+    "no embeddings to place": (
+        GENERATE,
+        ask(positional_embed_overrides={"a": 1}),
+        "positional_embed_overrides",
+    ),
+    "no logit processor": (GENERATE, ask(custom_logit_processor="junk"), "custom_logit_processor"),
+    "a label that no metric has": (GENERATE, ask(custom_labels={"team": "a"}), "custom_labels holds team"),
+    "profile of a GPU's memory": ("/start_profile", {"activities": ["CPU", "MEM"]}, "activities holds MEM"),
+    "profile to nowhere": ("/start_profile", {"output_dir": "/proc/none"}, "output_dir /proc/none"),
+    **{
+        f"{verb} of a recorder that is not there": (
+            f"/{verb}_expert_distribution_record",
+            {},
+            "--expert-distribution-recorder-mode",
+        )
+        for verb in ("start", "stop", "dump")
+    },
     "a list for a body": (GENERATE, [1, 2], "validation error"),
     "broken UTF-8": (GENERATE, b'{"text": "\xff\xfe"}', "JSON decode error"),
     "half a surrogate pair": (GENERATE, rb'{"text": "\ud800"}', "JSON decode error"),
@@ -153,6 +185,45 @@ def test_a_tolerated_request_does_no_harm(name, server, healthy):
     path, body = TOLERATED[name]
     assert server.post(path, json=body).status_code == 200
     assert server.generate(HEALTHY)["output_ids"] == healthy
+
+
+def test_a_profile_is_written(server, healthy, tmp_path):
+    """Twice started: SGLang begins anew."""
+    for _ in range(2):
+        server.post(
+            "/start_profile", json={"output_dir": str(tmp_path), "profile_id": "one"}
+        ).raise_for_status()
+    server.generate(HEALTHY)
+    server.post("/stop_profile").raise_for_status()
+    (trace,) = tmp_path.iterdir()
+    assert trace.name == "one-TP-0.trace.json.gz"
+    assert b"aten::linear" in gzip.decompress(trace.read_bytes())
+    check_healthy(server, healthy)
+
+
+def _captured(answer: dict[str, Any], name: str, *shape: int) -> np.ndarray:
+    values = np.frombuffer(base64.b64decode(answer["meta_info"][name]), np.int32)
+    return values.reshape(*shape)
+
+
+def test_a_request_gets_its_experts_and_selections_back(server):
+    """Of every token but the last one, and of every layer: a shared layer has its full layer's selection."""
+    g = geometry(CHECKPOINTS["default"])
+    one = prompt(g.index_topk + 20, seed=9)
+    answer = server.generate(one, 4, return_routed_experts=True)
+    rows = len(one) + 4 - 1
+    experts = _captured(answer, "routed_experts", rows, g.num_layers, -1)[:, g.num_dense_layers :]
+    assert experts.min() == 0 and experts.max() == g.num_experts - 1
+    ordered = np.sort(experts, axis=-1)
+    assert (ordered[..., 1:] != ordered[..., :-1]).all()
+    selections = _captured(answer, "indexer_topk", rows, g.num_layers, g.index_topk)
+    for position, of_layers in enumerate(selections):
+        for layer, selected in enumerate(of_layers):
+            chosen = selected[selected >= 0]
+            assert len(chosen) == min(position + 1, g.index_topk)
+            assert (np.diff(chosen) > 0).all() and chosen[-1] <= position
+            if layer not in g.full_layers:
+                assert (selected == of_layers[layer - 1]).all()
 
 
 def client(server: Server, seed: int) -> list[str]:
