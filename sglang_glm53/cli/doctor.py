@@ -17,7 +17,8 @@ from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 
-from sglang_glm53 import __version__, config, disaggregation, upstream
+from sglang_glm53 import __version__, config, upstream
+from sglang_glm53.disaggregation import packages
 from sglang_glm53.fusion import FUSIONS
 from sglang_glm53.kernels import jit
 from sglang_glm53.serving import hooks
@@ -281,7 +282,7 @@ def check_pairs(missing: list[str]) -> Check:
     if not missing:
         return Check(OK, "prefill/decode pairs: Mooncake's libraries are there")
     text = f"prefill/decode pairs: {' and '.join(missing)} missing, which Mooncake loads"
-    return Check(WARN, text, disaggregation.install_command(missing))
+    return Check(WARN, text, packages.install_command(missing))
 
 
 def _entry_points() -> dict[str, dict[str, str]]:
@@ -311,7 +312,7 @@ def checks(environ: Mapping[str, str]) -> Iterator[Check]:
     yield from check_gpus(gpus, complaint, environ.get("SGLANG_PLATFORM", ""))
     yield check_nvcc(find_nvcc(environ))
     yield from check_gpu_libraries(bool(gpus), pinned=pinned)
-    yield check_pairs(disaggregation.missing_packages())
+    yield check_pairs(packages.missing_packages())
 
 
 def _print_line(check: Check, colour: bool) -> None:

@@ -33,7 +33,7 @@ TOOL_ROOMS = {
     "testing": (*LEAVES, "kernels"),
     "tiny": ("geometry", "kernels.fp8", "weights.stored_tensors"),
     "bench": (*LEAVES, "kernels", "testing", "tiny"),
-    "cli": (*LEAVES, "kernels", "disaggregation", "serving", "testing", "tiny", "bench"),
+    "cli": (*LEAVES, "kernels", "disaggregation.packages", "serving", "testing", "tiny", "bench"),
 }
 ALLOWED = PACKAGE_ROOMS | TOOL_ROOMS
 # A feature's seam table is data about SGLang's source: it imports this and nothing else.

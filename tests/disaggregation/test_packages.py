@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from sglang_glm53 import disaggregation
 from sglang_glm53.cli import doctor
+from sglang_glm53.disaggregation import packages
 
 SCRIPT = Path(__file__).resolve().parents[2] / ".ci" / "system_packages"
 
 
 def test_a_library_that_does_not_load_is_missing(monkeypatch):
-    monkeypatch.setattr(disaggregation, "SYSTEM_PACKAGES", {"libc.so.6": "libc6", "libnone.so.1": "libnone1"})
-    assert disaggregation.missing_packages() == ["libnone1"]
+    monkeypatch.setattr(packages, "SYSTEM_PACKAGES", {"libc.so.6": "libc6", "libnone.so.1": "libnone1"})
+    assert packages.missing_packages() == ["libnone1"]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import requests
 
-from sglang_glm53 import disaggregation
+from sglang_glm53.disaggregation import packages
 from sglang_glm53.testing.server import HOST, Server, free_port
 
 TRANSFER = ("--disaggregation-transfer-backend", "mooncake_tcp")
@@ -32,7 +32,7 @@ def missing() -> str | None:
     try:
         importlib.import_module("mooncake.engine")
     except ImportError as error:
-        repair = disaggregation.install_command(disaggregation.missing_packages())
+        repair = packages.install_command(packages.missing_packages())
         return f"prefill/decode pairs: Mooncake does not load ({error}): {repair}"
     return None
 
