@@ -6,9 +6,6 @@ import pytest
 import torch
 
 from sglang_glm53.kernels import backend
-from tests.kernels import conftest as ops
-
-choose = ops.choose
 
 
 @pytest.hookimpl(tryfirst=True)
