@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sglang_glm53.testing import server
 from sglang_glm53.testing.oracle import Oracle
 from sglang_glm53.testing.server import Server, Zygote
 from sglang_glm53.tiny.checkpoint import write
@@ -22,6 +24,14 @@ ROOT = Path(__file__).parents[2]
 def folder(tmp_path_factory) -> Path:
     """The session's folder for logs, answers and the servers' own temporary files."""
     return tmp_path_factory.mktemp("e2e")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ports() -> None:
+    """Each of pytest-xdist's workers draws from its own: what is free now may be the other's in a second."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    share = len(server.PORTS) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    server.PORTS = server.PORTS[worker * share : (worker + 1) * share - max(server.PORT_SPAN)]
 
 
 @pytest.fixture(scope="session")

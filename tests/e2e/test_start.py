@@ -8,7 +8,7 @@ from sglang_glm53.testing.server import Server, ServerError, spawn
 from tests.e2e.asking import prompt
 
 # Bounds on the time to be ready with two cores free, in CPU seconds, so that a busy machine changes nothing.
-STOCK_SECONDS, FORKED_SECONDS = 60, 15
+STOCK_SECONDS, FORKED_SECONDS = 60, 2.5
 # CPU seconds still grow where a neighbour shares the caches: the best of so many starts is judged.
 STARTS = 3
 OURS = "sglang_glm53.model.model.Glm53ForCausalLM"
@@ -40,8 +40,14 @@ def test_a_stock_start_is_ready_in_time(model_impl, checkpoint, folder, zygote):
 
 
 def test_a_forked_server_is_ready_within_seconds(serve, checkpoint):
-    with serve(checkpoint("default")) as server:
-        assert critical_seconds(server) < FORKED_SECONDS
+    """Else what the zygote does ahead is lost: 1.5 s of parsing, 0.8 s of looking for methods, 0.7 s of
+    collecting garbage."""
+
+    def start() -> float:
+        with serve(checkpoint("default")) as server:
+            return critical_seconds(server)
+
+    assert any(start() < FORKED_SECONDS for _ in range(STARTS))
 
 
 def test_a_server_that_fails_shows_its_own_exception(serve, checkpoint):
