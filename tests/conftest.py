@@ -34,7 +34,7 @@ LONGEST = (
     "tests/kernel_entries/test_entries.py",
     "tests/emulation/test_faults.py",
     "tests/contract/test_resolution.py",
-    "tests/emulation/test_add_rmsnorm_quant.py",
+    "tests/emulation/test_kernels.py",
 )
 
 

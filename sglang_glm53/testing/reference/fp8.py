@@ -8,8 +8,8 @@ import torch
 def quantise(y: torch.Tensor, ue8m0: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """y [M, H] bf16 -> q's bytes [M, H] uint8, and scales [M, H/128]: float32, or exponents as int32.
 
-    In the order of operations of SGLang 0.5.23, kernels/jit/csrc/gemm/per_token_group_quant.cuh:300, compiled
-    with --use_fast_math: 448 / amax is 448 times a reciprocal, and that is 0 where it is denormal.
+    In the order of operations of SGLang 0.5.23, kernels/jit/csrc/gemm/per_token_group_quant.cuh QuantTrait,
+    compiled with --use_fast_math: 448 / amax is 448 times a reciprocal, and that is 0 where it is denormal.
     """
     group = y.float().view(y.shape[0], -1, 128)
     magnitude = torch.where(group.isnan(), 0.0, group.abs()).amax(-1, keepdim=True)
