@@ -57,8 +57,13 @@ def main(base: str, server: int) -> None:
 
     states = json.loads(get(f"{base}/server_info"))["internal_states"]
     print("\n== What serves, from /server_info")
+    idle = []
     for state in states:
         print(state["glm53"]["table"])
+        fusions = state["glm53"]["fusions"]
+        idle += [f"{name}: {entry['reason']}" for name, entry in fusions.items() if entry["state"] != "on"]
+    if idle:
+        sys.exit(f"fusions that are not on: {'; '.join(idle)}")
     print("\nThe weights are random, so the text means nothing; every request went through this package.")
 
 

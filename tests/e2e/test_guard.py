@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from sglang_glm53 import __version__, upstream
+from sglang_glm53 import HTTP_APP, __version__, upstream
 from sglang_glm53.serving import hooks
+from sglang_glm53.serving.drafts import MTP_ALONE
 from sglang_glm53.serving.preflight import model_reasons
 from sglang_glm53.testing.server import ENVIRONMENT, ServerError
 from tests.configs import FP8, glm53, mtp
@@ -30,7 +31,8 @@ GUARDED = [
 PROCESS = """
 import json, pkgutil, sys
 from types import SimpleNamespace
-from sglang_glm53 import hooks, plugin
+from sglang_glm53 import plugin
+from sglang_glm53.serving import hooks
 
 def attribute(target):
     owner, _, name = target.rpartition(".")
@@ -265,11 +267,35 @@ NO_DRAFT = (
             "GLM53_KERNELS=cuda needs a GPU, not cpu: use auto, torch or emulated",
         ),
         (mtp(3), {}, NO_DRAFT),
+        (
+            ("--speculative-algorithm", "NGRAM"),
+            {},
+            f"--speculative-algorithm NGRAM: {MTP_ALONE}: use NEXTN, or serve SGLang's own implementation "
+            "without --model-impl",
+        ),
+        (
+            ("--tokenizer-worker-num", "2"),
+            {"SGLANG_HTTP_SERVER_APP_PATH": "mine:app"},
+            "SGLANG_HTTP_SERVER_APP_PATH=mine:app with --tokenizer-worker-num 2: workers load this package "
+            f"with {HTTP_APP} alone: unset it, or leave out the flag",
+        ),
     ],
-    ids=["kernels that the platform does not run", "no MTP layer"],
+    ids=["kernels that the platform does not run", "no MTP layer", "another draft", "another application"],
 )
 def test_a_server_is_refused_before_weights_load(flags, env, reason, serve, checkpoint):
     with pytest.raises(ServerError) as error, serve(checkpoint("default"), *flags, env=env):
         pass
     assert _reasons(error.value.log.rstrip()) == [reason]
+    assert "Load weight begin" not in error.value.log
+
+
+def test_a_draft_folder_without_an_mtp_layer_is_refused_before_weights_load(serve, checkpoint):
+    draft = checkpoint("default")
+    flags = (*mtp(3), "--speculative-draft-model-path", str(draft))
+    with pytest.raises(ServerError) as error, serve(checkpoint("mtp"), *flags):
+        pass
+    [reason] = _reasons(error.value.log.rstrip())
+    assert reason.startswith(
+        f"--speculative-draft-model-path {draft}: config.json: num_nextn_predict_layers is 0"
+    )
     assert "Load weight begin" not in error.value.log
