@@ -29,7 +29,8 @@ GUARDED = [
 PROCESS = """
 import json, pkgutil, sys
 from types import SimpleNamespace
-from sglang_glm53 import hooks, plugin
+from sglang_glm53 import plugin
+from sglang_glm53.serving import hooks
 
 def attribute(target):
     owner, _, name = target.rpartition(".")
