@@ -1,6 +1,7 @@
 """Owns the programs of these tests: each built once for a run of the tests, in the checks that ask for it."""
 
 import functools
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,7 @@ def program(tmp_path_factory):
 
     @functools.cache
     def build(name, checks="plain", *flags):
-        place = folder / "-".join([checks, *flags]).replace("/", "_")
-        place.mkdir(exist_ok=True)
+        place = Path(tempfile.mkdtemp(dir=folder))
         return emulation.build(SOURCES / f"{name}.cpp", place, checks, flags)
 
     return build

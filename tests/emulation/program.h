@@ -1,6 +1,7 @@
 // Owns what the test programs share: the schedule of their arguments, named kernels, files of cases.
 #pragma once
 
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -10,6 +11,9 @@
 #include <emulation/emulation.h>
 
 namespace glm53::program {
+
+// What a case says of its kernel's launch; zeros leave it to the kernel.
+inline std::array<std::int64_t, 3> plan{};
 
 inline void set_schedule(const char* order, const char* seed) {
   emulation::schedule = {emulation::parse_order(order), std::strtoull(seed, nullptr, 10)};

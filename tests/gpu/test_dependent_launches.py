@@ -5,7 +5,9 @@ import torch
 
 from sglang_glm53.kernels.add_rmsnorm_quant import add_rmsnorm_quant
 from sglang_glm53.kernels.indexer_topk import indexer_topk
-from tests.kernels.add_rmsnorm_quant_cases import EPS, LAYOUTS, Case, as_bytes
+from tests.kernels.add_rmsnorm_quant_cases import EPS, Case
+from tests.kernels.calls import as_bytes
+from tests.kernels.fp8_checks import LAYOUTS
 from tests.kernels.indexer_topk_cases import Call, check
 from tests.kernels.indexer_topk_cases import Case as TopkCase
 

@@ -53,6 +53,5 @@ def test_nothing_is_reported(kernels, sanitizer, tool):
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS)
     output = done.stdout + done.stderr
     assert done.returncode == 0, output[-4000:]
-    norms, selections = len(sanitised.norm_calls()), len(sanitised.topk_calls())
-    assert f"checked {norms} norms and {selections} selections" in output
+    assert f"checked {len(sanitised.WATCHED)} calls" in output
     assert re.search(r"SUMMARY: 0 (?:errors|hazards)", output), output[-4000:]

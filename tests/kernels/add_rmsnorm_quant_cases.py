@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from sglang_glm53.geometry import HIDDEN
 from sglang_glm53.kernels.fp8 import FP8, ScaleLayout, empty_scales
 from sglang_glm53.testing.reference import add_rmsnorm_quant as reference
+from tests.kernels.calls import OpCall, as_bytes, poisoned
+from tests.kernels.fp8_checks import LAYOUTS, check_quantised
 
 EPS = 1e-5
-LAYOUTS = list(ScaleLayout)
 
 
 @dataclass(frozen=True)
@@ -45,11 +49,6 @@ class Case:
         return normal(self.rows), normal(self.rows) if self.residual else None, weight
 
 
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements' bytes in order, whatever the strides, on the CPU."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor).view(torch.uint8)
-
-
 def ulps(values: torch.Tensor) -> torch.Tensor:
     """The distance from each value to the next bf16 away from zero."""
     exponent = torch.frexp(values.float().abs()).exponent - 1
@@ -65,41 +64,112 @@ def check_y(y: torch.Tensor, wanted: torch.Tensor) -> None:
     assert not float(error.max()) > 1, (worst, float(y.flatten()[worst]), float(wanted.flatten()[worst]))
 
 
-def plain_scales(scale: torch.Tensor, layout: ScaleLayout, groups: int) -> torch.Tensor:
-    """The scales as [M, groups], float32 or exponents as int32, on the CPU, after a check of their layout."""
-    rows = scale.shape[0]
-    packed = layout is ScaleLayout.PACKED_UE8M0
-    columns = -(-groups // 4) if packed else groups
-    assert scale.shape == (rows, columns)
-    assert scale.dtype == (torch.int32 if packed else torch.float32)
-    aligned = -(-rows // 4) * 4
-    assert scale.stride() == ((columns, 1) if layout is ScaleLayout.ROW_MAJOR else (1, aligned))
-    if not packed:
-        return scale.cpu()
-    exponents = as_bytes(scale).int()
-    assert not exponents[:, groups:].any()
-    return exponents[:, :groups]
+def call(case: Case) -> OpCall:
+    """The op's arguments; y and q have gaps between their rows, as x has."""
+    x, residual, weight = case.inputs()
+    before = None if residual is None else residual.cpu().clone()
+
+    def rows(dtype: torch.dtype) -> torch.Tensor:
+        whole = torch.empty(case.rows, case.hidden + case.gap, dtype=dtype, device=case.device)
+        return poisoned(whole)[:, : case.hidden]
+
+    q = scale = None
+    if case.layout is not None:
+        q = rows(FP8)
+        scale = poisoned(empty_scales(case.rows, case.hidden, case.layout, x.device))
+    y = rows(torch.bfloat16) if case.with_y else None
+
+    def check(found: Mapping[str, Any]) -> None:
+        total, wanted = reference.norm(x.cpu(), before, weight.cpu(), EPS)
+        if before is not None:
+            assert torch.equal(as_bytes(found["residual"]), as_bytes(total.bfloat16()))
+        if case.with_y:
+            check_y(found["y"], wanted)
+            if case.layout is not None:
+                check_quantised(found["y"], found["q"], found["scale"], case.layout)
+
+    arguments = {"x": x, "residual": residual, "weight": weight, "y": y, "q": q, "scale": scale, "eps": EPS}
+    return OpCall(arguments, check)
 
 
-def _quantised_by_sglang(y: torch.Tensor, layout: ScaleLayout) -> tuple[torch.Tensor, torch.Tensor]:
-    """What SGLang's own CUDA kernel makes of y, as reference.quantise gives it."""
-    from sglang.kernels.ops.quantization.per_token_group_quant import per_token_group_quant
+SMALL = [
+    Case(rows, hidden, layout, residual, with_y=layout is None or residual, gap=gap, seed=rows)
+    # One group, one warp and a group, three warps of which the last is half empty, the most warps.
+    for rows, hidden, gap in [(5, 128, 64), (3, 640, 0), (2, 1280, 64), (1, 8192, 0)]
+    for layout in [*LAYOUTS, None]
+    for residual in (True, False)
+]
+WATCHED = [Case(2, HIDDEN, layout, False, gap=8) for layout in LAYOUTS]
+LARGE = [
+    Case(rows, hidden, layout, gap=8)
+    for rows, hidden in [(1024, HIDDEN), (4099, HIDDEN), (2050, 2048)]
+    for layout in LAYOUTS
+]
+REPEATED = [
+    Case(rows, HIDDEN, layout, gap=gap, magnitude=magnitude)
+    for rows, gap, magnitude in [(33, 0, 8.0), (257, 64, 1.0)]
+    for layout in LAYOUTS
+]
 
-    q = torch.empty_like(y, dtype=FP8)
-    scale = empty_scales(*y.shape, layout, y.device).zero_()
-    per_token_group_quant(y, q, scale, 128, scale_ue8m0=layout is ScaleLayout.PACKED_UE8M0)
-    return as_bytes(q), plain_scales(scale, layout, y.shape[1] // 128)
-
-
-def check_quantised(y: torch.Tensor, q: torch.Tensor, scale: torch.Tensor, layout: ScaleLayout) -> None:
-    """q and scale are, bit for bit, what the quantiser gives for y: on a GPU SGLang's, else the reference.
-
-    The reference's scales hold on a GPU too; its q does not, since the division is another instruction there.
-    """
-    found = plain_scales(scale, layout, y.shape[1] // 128)
-    wanted_q, wanted = reference.quantise(y.cpu(), layout is ScaleLayout.PACKED_UE8M0)
-    assert torch.equal(found.view(torch.int32), wanted.view(torch.int32))
-    if y.device.type == "cuda":
-        wanted_q, wanted = _quantised_by_sglang(y, layout)
-        assert torch.equal(found.view(torch.int32), wanted.view(torch.int32))
-    assert torch.equal(as_bytes(q), wanted_q)
+BUGS = {
+    "missing barrier": (
+        "include/glm53/reduce.cuh",
+        "partial[warp] = value;\n  __syncthreads();\n",
+        "partial[warp] = value;\n",
+        {"thread": "data race"},
+    ),
+    "two warps write one sum": (
+        "include/glm53/reduce.cuh",
+        "partial[warp] = value",
+        "partial[warp / 2] = value",
+        {"plain": "values", "thread": "data race"},
+    ),
+    "read past the row": (
+        "kernels/add_rmsnorm_quant.cuh",
+        "inside[i] = channel[i] < params.hidden",
+        "inside[i] = channel[i] <= params.hidden",
+        {"plain": "refused: global memory: load of 16 bytes"},
+    ),
+    "misaligned vector load": (
+        "kernels/add_rmsnorm_quant.cuh",
+        "load_global<uint4>(params.x + row * params.x_stride + channel[i])",
+        "load_global<uint4>(params.x + row * params.x_stride + channel[i] + 1)",
+        {"plain": "refused: global memory: load of 16 bytes, misaligned"},
+    ),
+    "bad mask": (
+        "include/glm53/reduce.cuh",
+        "fmaxf(value, __shfl_xor_sync(kAllLanes,",
+        "fmaxf(value, __shfl_xor_sync(kAllLanes >> 16,",
+        {"plain": "refused: __shfl_xor_sync at .*: the mask 0x0000ffff leaves out the caller"},
+    ),
+    "load before the wait": (
+        "kernels/add_rmsnorm_quant.cuh",
+        "load_global<uint4>(params.weight + channel[i])",
+        "load_global<uint4>(params.x + channel[i])",
+        {"plain": r"refused: global memory: .* of x before pdl_wait\(\)"},
+    ),
+    "quantised before rounding": (
+        "kernels/add_rmsnorm_quant.cuh",
+        "      unpack_bf16x8(rounded, values[i]);\n",
+        "",
+        {"plain": "values"},
+    ),
+    "normed after rounding": (
+        "kernels/add_rmsnorm_quant.cuh",
+        "        store_global(params.residual",
+        "        unpack_bf16x8(pack_bf16x8(values[i]), values[i]);\n        store_global(params.residual",
+        {"plain": "values"},
+    ),
+    "scale of the wrong group": (
+        "kernels/add_rmsnorm_quant.cuh",
+        "group % 4 * 8",
+        "(3 - group % 4) * 8",
+        {"plain": "values"},
+    ),
+    "sum over one warp": (
+        "include/glm53/reduce.cuh",
+        "return warp_sum(lane < blockDim.x / kWarpThreads ? partial[lane] : 0.0f)",
+        "return value",
+        {"plain": "values"},
+    ),
+}

@@ -1,10 +1,13 @@
-"""Owns the emulated kernels that these tests run."""
+"""Owns the implementations that these tests run; tests/gpu has its own."""
 
 import shutil
 
 import pytest
 
 from sglang_glm53.kernels import jit
+
+# On a CPU the inductor would compile C++ for each of these tests.
+COMPILERS = {"cpu": "aot_eager", "cuda": "inductor"}
 
 
 @pytest.fixture
@@ -24,3 +27,19 @@ def emulated(choose):
     yield module
     for built in used:
         built.set_schedule("forward", 0)
+
+
+@pytest.fixture(params=["emulated", "torch"])
+def kernels(request, choose):
+    """The device that the chosen implementation runs on."""
+    if request.param == "emulated":
+        request.getfixturevalue("emulated")
+    else:
+        choose("torch")
+    return "cpu"
+
+
+@pytest.fixture
+def source(emulated):
+    """As kernels, but only where the kernel's source runs."""
+    return "cpu"

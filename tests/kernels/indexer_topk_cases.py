@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
+from sglang_glm53.geometry import MAX_INDEX_TOPK
 from sglang_glm53.testing.reference import indexer_topk as reference
+from tests.kernels.calls import OpCall, poisoned
 
 Values = Callable[[torch.Generator, int], torch.Tensor]
 
@@ -158,3 +161,108 @@ def check(call: Call, slots: torch.Tensor, counts: torch.Tensor, positions: torc
         elif call.out_offsets is not None:
             place = wanted + int(call.out_offsets[row])
         assert torch.equal(slots[row].long(), torch.cat([place, padding])), (case, row)
+
+
+def call(case: Case) -> OpCall:
+    """The op's arguments, for positions too."""
+    own = make(case)
+
+    def integers(*shape: int) -> torch.Tensor:
+        return poisoned(torch.empty(shape, dtype=torch.int32, device=case.device))
+
+    arguments = {"logits": own.logits, "lengths": own.lengths} | own.keywords()
+    # In the schema's order.
+    arguments["page_size"] = arguments.pop("page_size")
+    slots, counts, positions = integers(case.rows, case.k), integers(case.rows), integers(case.rows, case.k)
+    arguments |= {"slots": slots, "counts": counts, "positions": positions}
+
+    def check_all(found: Mapping[str, Any]) -> None:
+        check(own, found["slots"], found["counts"], found["positions"])
+
+    return OpCall(arguments, check_all, case.plan)
+
+
+K = MAX_INDEX_TOPK
+SMALL = [
+    Case(3, 300, 64, "mixed", mode="ragged", lengths=(300, 41, 299)),
+    Case(1, 700, 7, "plateau", True, "mapped", gap=8, lengths=(697,), plan=(256, 2, 8)),
+    Case(1, 500, 96, "plateau", lengths=(500,)),
+    Case(1, 5003, 512, "close", mode="paged", lengths=(5003,), plan=(256, 2, 16)),
+    Case(1, 2600, 2048, "normal", mode="positions", lengths=(2600,), plan=(256, 4, 64)),
+]
+# Long rows, which are split over a cluster.
+WATCHED = [
+    Case(1, 131072, K, lengths=(131072,)),
+    Case(2, 70001, K, "close", True, "mapped", lengths=(70001, 60000)),
+]
+LARGE = [
+    Case(8, width, K, kind, bf16, MODES[seed % 4], 64, 8 * (seed % 2), lengths, seed=seed)
+    for width in (4096, 32768, 131072)
+    for lengths in [(0, 1, K - 1, K, K + 1, -7, width, width // 2 + 3)]
+    for bf16 in (False, True)
+    for seed, kind in enumerate(VALUES)
+]
+REPEATED = [
+    *(Case(6, 40000, 512, kind, mode=mode, gap=8) for mode in MODES for kind in ("plateau", "mixed")),
+    *(
+        Case(rows, width, K, "plateau", lengths=(width,) * rows)
+        for rows, width in [(1, 131072), (32, 32768), (200, 4096)]
+    ),
+]
+
+BUGS = {
+    "missing barrier": (
+        "kernels/indexer_topk.cuh",
+        "    std::uint32_t* all = shared.own;\n    __syncthreads();\n",
+        "    std::uint32_t* all = shared.own;\n",
+        {"thread": "data race"},
+    ),
+    "missing cluster barrier": (
+        "kernels/indexer_topk.cuh",
+        "      if (level == 0) cluster_wait();\n",
+        "",
+        {"plain": "refused: cluster: the thread arrives twice"},
+    ),
+    "plain increment": (
+        "kernels/indexer_topk.cuh",
+        "atomicAdd(&shared.own[(key >> shift_of(level)) % kBins], 1u);",
+        "++shared.own[(key >> shift_of(level)) % kBins];",
+        {"thread": "data race"},
+    ),
+    "read past the row": (
+        "include/glm53/topk.cuh",
+        "if (first + Traits::kInWord <= slice.allocated)",
+        "if (first <= slice.allocated)",
+        {"plain": "refused: global memory: load of 16 bytes"},
+    ),
+    "ties in any block": (
+        "kernels/indexer_topk.cuh",
+        "        ties -= taken;\n",
+        "",
+        {"plain": "values|refused: global memory: store"},
+    ),
+    "NaN on top": (
+        "include/glm53/topk.cuh",
+        "  if (magnitude > kInfinity) return kUnit;\n",
+        "  if (magnitude > ~kInfinity) return kUnit;\n",
+        {"plain": "values"},
+    ),
+    "zeros apart": (
+        "include/glm53/topk.cuh",
+        "  if (magnitude == 0) return kSign;\n",
+        "",
+        {"plain": "values"},
+    ),
+    "notes without an end": (
+        "kernels/indexer_topk.cuh",
+        "      complete = noted + total <= kNotes;\n",
+        "",
+        {"address": "runtime error: index|AddressSanitizer"},
+    ),
+    "unclean histogram": (
+        "kernels/indexer_topk.cuh",
+        "      shared.own[bin] = 0;\n",
+        "",
+        {"plain": "values|refused: global memory: store"},
+    ),
+}

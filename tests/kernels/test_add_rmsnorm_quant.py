@@ -11,7 +11,10 @@ from sglang_glm53.kernels import backend
 from sglang_glm53.kernels.add_rmsnorm_quant import CARD, add_rmsnorm_quant, declines
 from sglang_glm53.kernels.fp8 import ScaleLayout
 from sglang_glm53.testing.reference import add_rmsnorm_quant as reference
-from tests.kernels.add_rmsnorm_quant_cases import EPS, LAYOUTS, Case, as_bytes, check_quantised, check_y
+from tests.kernels.add_rmsnorm_quant_cases import EPS, Case, check_y
+from tests.kernels.calls import as_bytes
+from tests.kernels.conftest import COMPILERS
+from tests.kernels.fp8_checks import LAYOUTS, check_quantised
 
 STEM = "add_rmsnorm_quant"
 SIZES = [512, 2048, HIDDEN, 7168]
@@ -43,22 +46,6 @@ def run(case):
         if case.layout:
             check_quantised(normed.y, normed.q, normed.scale, case.layout)
     return normed, residual
-
-
-@pytest.fixture(params=["emulated", "torch"])
-def kernels(request, choose):
-    """The device that the chosen implementation runs on; tests/gpu has its own."""
-    if request.param == "emulated":
-        request.getfixturevalue("emulated")
-    else:
-        choose("torch")
-    return "cpu"
-
-
-@pytest.fixture
-def source(emulated):
-    """As kernels, but only where the kernel's source runs."""
-    return "cpu"
 
 
 @pytest.mark.parametrize("residual", [True, False], ids=["residual", "plain"])
@@ -107,19 +94,6 @@ def test_no_rows(kernels):
     assert normed.y.shape == (0, 512)
     assert normed.q.shape == (0, 512)
     assert normed.scale.shape == (0, 4)
-
-
-def test_schedules_give_thesame_bytes(emulated):
-    module = emulated(STEM)
-    for layout in LAYOUTS:
-        case = Case(6, 1152, layout)
-        wanted, wanted_residual = run(case)
-        for order, seed in [("reversed", 0), *(("random", seed) for seed in range(1, 6))]:
-            module.set_schedule(order, seed)
-            normed, residual = run(case)
-            assert same_bytes(residual, wanted_residual), (order, seed)
-            assert all(map(same_bytes, normed, wanted)), (order, seed)
-        module.set_schedule("forward", 0)
 
 
 def test_bytes_of_the_card():
@@ -327,19 +301,8 @@ def test_the_binding_refuses(emulated, change, message):
         emulated(STEM).add_rmsnorm_quant(*(tensors | change).values(), EPS)
 
 
-def test_schema_and_fake_tensors(emulated):
-    x, residual, weight = Case(3, 512).inputs()
-    q, scale = torch.empty(3, 512, dtype=torch.float8_e4m3fn), torch.empty(3, 4)
-    weight = torch.nn.Parameter(weight)
-    op = torch.ops.glm53.add_rmsnorm_quant.default
-    y = torch.empty_like(x)
-    # The schema check cannot compare e4m3.
-    torch.library.opcheck(op, (x, residual, weight, y, None, None, EPS), test_utils="test_schema")
-    torch.library.opcheck(op, (x, residual, weight, y, q, scale, EPS), test_utils="test_faketensor")
-
-
-def test_compiled_without_a_graph_break(emulated):
-    x, residual, weight = Case(3, 512).inputs()
+def test_compiled_without_a_graph_break(source):
+    x, residual, weight = Case(3, 512, device=source).inputs()
     eager_residual, compiled_residual = residual.clone(), residual.clone()
 
     def layer(x, residual):
@@ -347,7 +310,7 @@ def test_compiled_without_a_graph_break(emulated):
         return normed.y + residual, normed.q.view(torch.uint8), normed.scale
 
     wanted = layer(x, eager_residual)
-    found = torch.compile(layer, backend="aot_eager", fullgraph=True)(x, compiled_residual)
+    found = torch.compile(layer, backend=COMPILERS[source], fullgraph=True)(x, compiled_residual)
     assert torch.equal(compiled_residual, eager_residual)
     assert all(map(same_bytes, found, wanted))
     assert not backend.declined

@@ -11,7 +11,7 @@ from sglang_glm53.kernels.fp8 import (
     quantise_blocks,
     quantise_into,
 )
-from tests.kernels.add_rmsnorm_quant_cases import LAYOUTS, check_quantised
+from tests.kernels.fp8_checks import LAYOUTS, check_quantised
 
 
 def _quantise(values, layout):

@@ -9,19 +9,10 @@ from sglang_glm53.fusion import Declined
 from sglang_glm53.kernels import backend
 from sglang_glm53.kernels.indexer_topk import CARD, declines, indexer_topk
 from sglang_glm53.testing.reference import indexer_topk as reference
+from tests.kernels.conftest import COMPILERS
 from tests.kernels.indexer_topk_cases import MODES, VALUES, Case, check, make
 
 STEM = "indexer_topk"
-
-
-@pytest.fixture(params=["emulated", "torch"])
-def kernels(request, choose):
-    """The device that the chosen implementation runs on; tests/gpu has its own."""
-    if request.param == "emulated":
-        request.getfixturevalue("emulated")
-    else:
-        choose("torch")
-    return "cpu"
 
 
 def run(case):
@@ -103,17 +94,6 @@ def test_known_selection(kernels):
     assert indexer_topk(logits, lengths, 4).slots.tolist() == [[1, 2, 3, 5], [1, 2, 3, 5]]
     assert indexer_topk(logits, lengths, 6).slots.tolist() == [[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5]]
     assert indexer_topk(logits, lengths, 9).slots.tolist() == [[*range(8), -1], [*range(8), -1]]
-
-
-def test_schedules_give_the_same_answer(emulated):
-    module = emulated(STEM)
-    case = Case(3, 900, 96, "plateau", mode="mapped", lengths=(900, 899, 700))
-    _, wanted = run(case)
-    for order, seed in [("reversed", 0), *(("random", seed) for seed in range(1, 6))]:
-        module.set_schedule(order, seed)
-        _, found = run(case)
-        assert all(map(torch.equal, found, wanted)), (order, seed)
-    module.set_schedule("forward", 0)
 
 
 def test_bytes_of_the_card():
@@ -215,17 +195,8 @@ def test_the_binding_refuses(emulated, place, tensor, message):
         emulated(STEM).indexer_topk(*arguments)
 
 
-def test_schema_and_fake_tensors(emulated):
-    call = make(Case(3, 300, 16, mode="mapped"))
-    slots, counts = torch.empty(3, 16, dtype=torch.int32), torch.empty(3, dtype=torch.int32)
-    keywords = (call.page_table, call.row_to_request, None, None, 64)
-    arguments = (call.logits, call.lengths, *keywords, slots, counts, torch.empty_like(slots))
-    op = torch.ops.glm53.indexer_topk.default
-    torch.library.opcheck(op, arguments, test_utils=("test_schema", "test_faketensor"))
-
-
-def test_compiled_without_a_graph_break(emulated):
-    case = Case(3, 300, 16, "normal", lengths=(300, 20, 3))
+def test_compiled_without_a_graph_break(source):
+    case = Case(3, 300, 16, "normal", lengths=(300, 20, 3), device=source)
     call = make(case)
 
     def select(logits):
@@ -233,9 +204,23 @@ def test_compiled_without_a_graph_break(emulated):
         return found.slots + 1, found.counts
 
     wanted = select(call.logits)
-    found = torch.compile(select, backend="aot_eager", fullgraph=True)(call.logits)
+    found = torch.compile(select, backend=COMPILERS[source], fullgraph=True)(call.logits)
     assert all(map(torch.equal, found, wanted))
     doubled = make(replace(case))
     doubled.logits = doubled.logits * 2
     check(doubled, found[0] - 1, found[1], None)
     assert not backend.declined
+
+
+class OnGpu:
+    """What takes a GPU's rows and multiprocessors; tests/gpu/test_kernels.py runs it."""
+
+    @pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bf16"])
+    @pytest.mark.parametrize("kind", ["normal", "plateau", "close", "any bits"])
+    def test_a_million_positions(self, kernels, kind, bf16):
+        width = 2**20
+        run(Case(2, width, 2048, kind, bf16, lengths=(width, width - 1), device=kernels))
+
+    @pytest.mark.parametrize("rows", [1, 3, 17, 64, 150, 300])
+    def test_any_split_of_the_rows_over_the_gpu(self, kernels, rows):
+        run(Case(rows, 65541, 512, "plateau", mode="mapped", gap=8, device=kernels))

@@ -46,4 +46,4 @@ def test_an_unknown_architecture_is_refused(architecture):
     with pytest.raises(
         ValueError, match=f"architecture '{architecture}': use one of sm_90a, sm_100a, sm_103a"
     ):
-        build("add_rmsnorm_quant", architecture)
+        build("k", architecture)
