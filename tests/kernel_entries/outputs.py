@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from sglang_glm53.kernels import add_rmsnorm_quant, indexer_topk
+from sglang_glm53.kernels.cards import cards
 
 # The logits of one decode step over a page table of this many tokens.
 CONTEXT = 8192
@@ -86,8 +87,7 @@ FREE: dict[str, Callable[..., bool]] = {
 }
 # This package's operators run as on a GPU, so that what they start is seen, a fallback too.
 BODIES: dict[str, Callable[..., Any]] = {
-    "glm53 add_rmsnorm_quant": add_rmsnorm_quant._run,
-    "glm53 indexer_topk": indexer_topk._run,
+    f"glm53 {stem}": importlib.import_module(f"sglang_glm53.kernels.{stem}")._run for stem in cards()
 }
 # Python functions that were replaced and return something.
 FUNCTIONS: dict[str, Callable[..., Any]] = {

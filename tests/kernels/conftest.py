@@ -6,7 +6,7 @@ import pytest
 
 from sglang_glm53.kernels import jit
 
-# The inductor takes minutes to compile C++ on a CPU.
+# On a CPU the inductor would compile C++ for each of these tests.
 COMPILERS = {"cpu": "aot_eager", "cuda": "inductor"}
 
 

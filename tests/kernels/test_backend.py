@@ -43,9 +43,9 @@ def test_a_choice_that_cannot_run(choose, kernels, device, message):
 def test_settings_know_the_fusions(choose):
     choose("torch", disable="ffn_input")
     assert backend.settings().disabled == {"ffn_input"}
-    choose("torch", disable="add_rmsnorm_quant")
+    choose("torch", disable="ffn")
     names = "attention_input, ffn_input, q_a, indexer_topk, draft_argmax"
-    with pytest.raises(ValueError, match=f"GLM53_DISABLE names 'add_rmsnorm_quant': use any of {names}$"):
+    with pytest.raises(ValueError, match=f"GLM53_DISABLE names 'ffn': use any of {names}$"):
         backend.settings()
 
 
