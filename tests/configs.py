@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from sglang_glm53.serving import platform_flags
+
 FULL_LAYERS = [0, 1, 2, 6, 10, 14, 18, 22, 26, 30, 34, 38, 42, 46, 50, 54, 58, 62, 66, 70, 74]
 
 FP8 = {
@@ -55,7 +57,7 @@ def glm53(**changes: Any) -> dict[str, Any]:
 
 
 # The resolved server flags that preflight reads, with nothing asked for.
-HARMLESS = {
+HARMLESS = {field: served[0] for field, (served, _) in platform_flags.SERVED.items()} | {
     "device": "cuda",
     "use_ray": False,
     "weight_cache_mode": "off",

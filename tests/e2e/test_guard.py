@@ -14,7 +14,6 @@ import pytest
 
 from sglang_glm53 import HTTP_APP, __version__, upstream
 from sglang_glm53.serving import hooks
-from sglang_glm53.serving.drafts import MTP_ALONE
 from sglang_glm53.serving.preflight import model_reasons
 from sglang_glm53.testing.server import ENVIRONMENT, ServerError
 from tests.configs import FP8, glm53, mtp
@@ -268,19 +267,13 @@ NO_DRAFT = (
         ),
         (mtp(3), {}, NO_DRAFT),
         (
-            ("--speculative-algorithm", "NGRAM"),
-            {},
-            f"--speculative-algorithm NGRAM: {MTP_ALONE}: use NEXTN, or serve SGLang's own implementation "
-            "without --model-impl",
-        ),
-        (
             ("--tokenizer-worker-num", "2"),
             {"SGLANG_HTTP_SERVER_APP_PATH": "mine:app"},
             "SGLANG_HTTP_SERVER_APP_PATH=mine:app with --tokenizer-worker-num 2: workers load this package "
             f"with {HTTP_APP} alone: unset it, or leave out the flag",
         ),
     ],
-    ids=["kernels that the platform does not run", "no MTP layer", "another draft", "another application"],
+    ids=["kernels that the platform does not run", "no MTP layer", "another application"],
 )
 def test_a_server_is_refused_before_weights_load(flags, env, reason, serve, checkpoint):
     with pytest.raises(ServerError) as error, serve(checkpoint("default"), *flags, env=env):
