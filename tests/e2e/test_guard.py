@@ -255,6 +255,15 @@ NO_DRAFT = (
 )
 
 
+NO_MEMORY_SAVER = (
+    "--enable-memory-saver: it frees CUDA's memory, and the reference platform holds none: leave it out"
+)
+NOT_DETERMINISTIC = (
+    ids=["kernels of another device", "no MTP layer", "a CUDA allocator", "what SGLang blames on another"],
+    "one order as it is: leave it out"
+)
+
+
 @pytest.mark.parametrize(
     ("flags", "env", "reason"),
     [
@@ -264,8 +273,10 @@ NO_DRAFT = (
             "GLM53_KERNELS=cuda needs a GPU, not cpu: use auto, torch or emulated",
         ),
         (mtp(3), {}, NO_DRAFT),
+        (("--enable-memory-saver",), {}, NO_MEMORY_SAVER),
+        (("--enable-deterministic-inference",), {}, NOT_DETERMINISTIC),
     ],
-    ids=["kernels that the platform does not run", "no MTP layer"],
+    ids=["kernels that the platform does not run", "no MTP layer", "a CUDA allocator", "SGLang's own blame"],
 )
 def test_a_server_is_refused_before_weights_load(flags, env, reason, serve, checkpoint):
     with pytest.raises(ServerError) as error, serve(checkpoint("default"), *flags, env=env):

@@ -7,13 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_glm53 import upstream
-from sglang_glm53.serving import hooks, platform_flags, preflight
+from sglang_glm53.serving import hooks, preflight
 from sglang_glm53.serving.preflight import (
     RefusedError,
     flag_reasons,
     model_reasons,
     package_reasons,
-    platform_reasons,
 )
 from tests.configs import FP8, HARMLESS, glm53
 
@@ -191,31 +190,6 @@ def test_a_reason_that_two_checks_give_is_listed_once():
             ],
         ),
         ({"enable_mixed_chunk": True}, []),
-        ({"pp_size": 2}, []),
-        (EAGLE | {"pp_size": 2, "disaggregation_mode": "prefill"}, []),
-        (
-            EAGLE | {"pp_size": 2},
-            [
-                "--pp-size 2 with --speculative-algorithm: SGLang drafts across pipeline stages on prefill "
-                "servers alone: leave one of them out"
-            ],
-        ),
-        ({"enable_return_indexer_topk": True}, []),
-        ({"enable_return_indexer_topk": True, "tp_size": 4, "attn_dp_size": 2, "attn_cp_size": 2}, []),
-        (
-            {"enable_return_indexer_topk": True, "tp_size": 4, "attn_dp_size": 2},
-            [
-                "--enable-return-indexer-topk with --tp-size 4 and --attn-dp-size 2: SGLang captures "
-                "selections where each rank has its own requests: set --attn-dp-size 4"
-            ],
-        ),
-        (
-            EAGLE | {"enable_return_indexer_topk": True},
-            [
-                "--enable-return-indexer-topk with --speculative-algorithm: the draft's steps overwrite what "
-                "the target selected: leave one of them out"
-            ],
-        ),
         (EAGLE, []),
         (
             EAGLE | {"speculative_eagle_topk": 4},
@@ -240,77 +214,8 @@ def test_a_reason_that_two_checks_give_is_listed_once():
         ),
     ],
 )
-def test_flags(flags, expected, monkeypatch):
-    envs = SimpleNamespace(SGLANG_ENABLE_PP_SPEC=SimpleNamespace(get=lambda: False))
-    monkeypatch.setitem(sys.modules, "sglang.srt.environ", SimpleNamespace(envs=envs))
+def test_flags(flags, expected):
     assert flag_reasons(SimpleNamespace(**HARMLESS | flags)) == expected
-
-
-def test_drafts_across_stages_where_sglang_is_told_to(monkeypatch):
-    envs = SimpleNamespace(SGLANG_ENABLE_PP_SPEC=SimpleNamespace(get=lambda: True))
-    monkeypatch.setitem(sys.modules, "sglang.srt.environ", SimpleNamespace(envs=envs))
-    assert flag_reasons(SimpleNamespace(**HARMLESS | EAGLE | {"pp_size": 2})) == []
-
-
-@pytest.fixture
-def on_platform(monkeypatch):
-    """Sets the platform that SGLang runs on."""
-
-    def platform_is(name):
-        envs = SimpleNamespace(SGLANG_PLATFORM=SimpleNamespace(get=lambda: name))
-        monkeypatch.setitem(sys.modules, "sglang.srt.environ", SimpleNamespace(envs=envs))
-
-    return platform_is
-
-
-PLAIN = {field: served[0] for field, (served, _) in platform_flags.SERVED.items()}
-
-
-@pytest.mark.parametrize(("platform", "hicache"), [("glm53_cpu", False), ("", True), ("glm53_cpu", True)])
-def test_flags_of_the_reference_platform(on_platform, platform, hicache):
-    on_platform(platform)
-    found = platform_reasons(SimpleNamespace(**PLAIN | {"enable_hierarchical_cache": hicache}))
-    assert [reason.partition(":")[0] for reason in found] == ["--enable-hierarchical-cache"] * (
-        hicache and platform == "glm53_cpu"
-    )
-
-
-@pytest.mark.parametrize(
-    ("platform", "impl", "hicache", "raised"),
-    [
-        ("glm53_cpu", "glm53", True, RefusedError),
-        ("glm53_cpu", "glm53", False, AssertionError),
-        ("glm53_cpu", "auto", True, AssertionError),
-        ("", "glm53", True, AssertionError),
-    ],
-)
-def test_a_refusal_comes_before_what_it_led_to(on_platform, platform, impl, hicache, raised):
-    def resolution(server_args):
-        raise AssertionError("blames another flag")
-
-    on_platform(platform)
-    requested = SimpleNamespace(model_impl=impl, **PLAIN | {"enable_hierarchical_cache": hicache})
-    with pytest.raises(raised):
-        preflight.explain_resolution(resolution, requested)
-
-
-def test_a_resolution_that_works_is_left_alone(on_platform):
-    """Even with a refused flag: check_server_args lists it, with every other reason."""
-    on_platform("glm53_cpu")
-    seen = []
-    requested = SimpleNamespace(model_impl="glm53", **PLAIN | {"enable_hierarchical_cache": True})
-    preflight.explain_resolution(seen.append, requested)
-    assert seen == [requested]
-
-
-@pytest.mark.parametrize("form", [dict, as_object], ids=["dict", "object"])
-@pytest.mark.parametrize(("config", "refused"), [({}, True), ({"quantization_config": FP8}, False)])
-def test_quantising_a_plain_checkpoint(on_platform, form, config, refused):
-    on_platform("glm53_cpu")
-    requested = SimpleNamespace(**PLAIN | {"quantization": "fp8"})
-    found = platform_reasons(requested, form(glm53(**config)))
-    assert [reason.partition(":")[0] for reason in found] == ["--quantization fp8"] * refused
-    assert platform_reasons(requested) == []
 
 
 @pytest.mark.parametrize(
