@@ -82,6 +82,10 @@ class Site:
         for dispatcher in self.dispatchers:
             dispatcher.dispatch_a = functools.partial(self._dispatch_a, dispatcher, dispatcher.dispatch_a)
 
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        """A saved tensor takes its site along, and the hooks of the site's projections cannot be saved."""
+        return str, (f"site of {self.fusion}",)
+
     @functools.cached_property
     def layouts(self) -> tuple[ScaleLayout, ...] | Declined:
         """The layouts that every projection takes, best first; else why the site never fuses."""

@@ -54,8 +54,8 @@ class Glm53CpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]
         return "cpu"
 
     def get_torch_profiler_activity_str(self) -> str:
-        # SGLang gives this activity a profiler of its own; under "CPU", which it asks for anyway, two would
-        # run at once, and the process crashes.
+        # SGLang may give this activity a profiler of its own; under "CPU", which it asks for anyway, there
+        # would be two at once, and the process crashes.
         return self.get_dispatch_key_name()
 
     def get_torch_profiler_activity(self) -> torch.profiler.ProfilerActivity:

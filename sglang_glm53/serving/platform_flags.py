@@ -12,6 +12,7 @@ _ATTENTION = ((None, "dsa"), _KERNELS)
 # Field -> the values that are served, SGLang's default first, and why no other one is.
 # tests/contract/platform_flags.toml holds the verdict for each of SGLang's flags.
 SERVED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "device": ((None, "cpu"), "the reference platform has no other"),
     "attention_backend": _ATTENTION,
     "prefill_attention_backend": _ATTENTION,
     "decode_attention_backend": _ATTENTION,
@@ -21,7 +22,7 @@ SERVED: dict[str, tuple[tuple[Any, ...], str]] = {
         "the reference platform's pools hold bf16 or FP8 (fp8_e4m3), or FP32 with --dtype float32",
     ),
     "quantization": (
-        (None, "fp8"),
+        (None, "fp8", "unquant"),
         "the reference platform serves bf16 and FP8 block checkpoints as they are",
     ),
     "speculative_algorithm": (
@@ -63,6 +64,12 @@ SERVED: dict[str, tuple[tuple[Any, ...], str]] = {
     "enable_unified_memory": ((False,), _OWN_POOLS),
     "enable_page_major_kv_layout": ((False,), _OWN_POOLS),
     "enable_hisparse": ((False,), _OWN_POOLS),
+    "enable_unified_cache_external_linker": ((False,), _COPIES),
+    "enable_single_batch_overlap": ((False,), "it splits a GPU's multiprocessors between two kernels"),
+    "enable_pdmux": ((False,), "it splits a GPU's multiprocessors between prefill and decode"),
+    "enable_paged_experts": ((False,), _COPIES),
+    "elastic_ep_backend": ((None, "none"), "its transfers need a GPU, and the reference platform uses gloo"),
+    "startup_weight_load_mode": (("serial",), "it loads weights on a CUDA stream"),
 }
 
 

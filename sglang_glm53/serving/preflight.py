@@ -201,8 +201,8 @@ def explain_resolution(original: Callable[[Any], None], server_args: Any) -> Non
     try:
         original(server_args)
     except Exception:
-        if server_args.model_impl == IMPL:
-            refuse_if(platform_reasons(server_args))
+        if server_args.model_impl == IMPL and (refused := platform_reasons(server_args)):
+            raise RefusedError(refused) from None
         raise
 
 

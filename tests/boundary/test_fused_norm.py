@@ -88,6 +88,14 @@ def test_a_read_gives_sglangs_values_and_attaches_their_fp8_form(read, stock, wi
     assert (site.record.ran, site.taken) == ({"torch": 1}, {"gate_up": 1})
 
 
+def test_a_read_can_be_saved(site, tmp_path):
+    """With what it carries, but without the projections: SGLang's tensor dump saves every module's output."""
+    site.linears["gate_up"].register_forward_hook(lambda *call: None)
+    y, _ = FfnRead().read(rows(), site.norm)
+    assert vars(y)
+    torch.save(y, tmp_path / "y")
+
+
 def test_the_norm_of_a_stream_that_is_written_already_is_read_through_the_site(site):
     x, residual = rows(), rows()
     y, left = FfnRead().update_and_read(REPLACE_AT_EXIT, x, residual, site.norm)

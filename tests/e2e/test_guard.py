@@ -255,6 +255,13 @@ NO_DRAFT = (
     "--speculative-algorithm: config.json: num_nextn_predict_layers is 0, num_hidden_layers 8: SGLang's MTP "
     "draft needs exactly 1, and at least 2: leave it out"
 )
+NO_MEMORY_SAVER = (
+    "--enable-memory-saver: it frees CUDA's memory, and the reference platform holds none: leave it out"
+)
+NOT_DETERMINISTIC = (
+    "--enable-deterministic-inference: SGLang has it for GPU attention backends; the reference platform sums "
+    "in one order as it is: leave it out"
+)
 
 
 @pytest.mark.parametrize(
@@ -272,8 +279,16 @@ NO_DRAFT = (
             "SGLANG_HTTP_SERVER_APP_PATH=mine:app with --tokenizer-worker-num 2: workers load this package "
             f"with {HTTP_APP} alone: unset it, or leave out the flag",
         ),
+        (("--enable-memory-saver",), {}, NO_MEMORY_SAVER),
+        (("--enable-deterministic-inference",), {}, NOT_DETERMINISTIC),
     ],
-    ids=["kernels that the platform does not run", "no MTP layer", "another application"],
+    ids=[
+        "kernels of another device",
+        "no MTP layer",
+        "another application",
+        "a CUDA allocator",
+        "what SGLang blames on another",
+    ],
 )
 def test_a_server_is_refused_before_weights_load(flags, env, reason, serve, checkpoint):
     with pytest.raises(ServerError) as error, serve(checkpoint("default"), *flags, env=env):

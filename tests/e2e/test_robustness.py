@@ -210,7 +210,7 @@ def test_a_request_gets_its_experts_and_selections_back(server):
     """Of every token but the last one, and of every layer: a shared layer has its full layer's selection."""
     g = geometry(CHECKPOINTS["default"])
     one = prompt(g.index_topk + 20, seed=9)
-    answer = server.generate(one, 4, return_routed_experts=True)
+    answer = server.generate(one, 4, return_routed_experts=True, return_indexer_topk=True)
     rows = len(one) + 4 - 1
     experts = _captured(answer, "routed_experts", rows, g.num_layers, -1)[:, g.num_dense_layers :]
     assert experts.min() == 0 and experts.max() == g.num_experts - 1

@@ -178,31 +178,6 @@ def test_a_reason_that_two_checks_give_is_listed_once():
             ],
         ),
         ({"enable_mixed_chunk": True}, []),
-        ({"pp_size": 2}, []),
-        (EAGLE | {"pp_size": 2, "disaggregation_mode": "prefill"}, []),
-        (
-            EAGLE | {"pp_size": 2},
-            [
-                "--pp-size 2 with --speculative-algorithm: SGLang drafts across pipeline stages on prefill "
-                "servers alone: leave one of them out"
-            ],
-        ),
-        ({"enable_return_indexer_topk": True}, []),
-        ({"enable_return_indexer_topk": True, "tp_size": 4, "attn_dp_size": 2, "attn_cp_size": 2}, []),
-        (
-            {"enable_return_indexer_topk": True, "tp_size": 4, "attn_dp_size": 2},
-            [
-                "--enable-return-indexer-topk with --tp-size 4 and --attn-dp-size 2: SGLang captures "
-                "selections where each rank has its own requests: set --attn-dp-size 4"
-            ],
-        ),
-        (
-            EAGLE | {"enable_return_indexer_topk": True},
-            [
-                "--enable-return-indexer-topk with --speculative-algorithm: the draft's steps overwrite what "
-                "the target selected: leave one of them out"
-            ],
-        ),
         (EAGLE, []),
         (
             EAGLE | {"speculative_eagle_topk": 4},
@@ -220,9 +195,7 @@ def test_a_reason_that_two_checks_give_is_listed_once():
         ),
     ],
 )
-def test_flags(flags, expected, monkeypatch):
-    envs = SimpleNamespace(SGLANG_ENABLE_PP_SPEC=SimpleNamespace(get=lambda: False))
-    monkeypatch.setitem(sys.modules, "sglang.srt.environ", SimpleNamespace(envs=envs))
+def test_flags(flags, expected):
     assert flag_reasons(SimpleNamespace(**HARMLESS | flags)) == expected
 
 
