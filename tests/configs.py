@@ -58,7 +58,7 @@ def glm53(**changes: Any) -> dict[str, Any]:
 
 # The resolved server flags that preflight reads, with nothing asked for.
 HARMLESS = {field: served[0] for field, (served, _) in platform_flags.SERVED.items()} | {
-    "device": "cuda",
+    "device": "cpu",
     "use_ray": False,
     "weight_cache_mode": "off",
     "smg_grpc_mode": False,
