@@ -15,10 +15,13 @@ import os
 import random
 import signal
 import sys
+import time
 import traceback
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
+# Seconds; a forward of the smallest checkpoint takes ten times as long.
+PAUSE = 0.002
 
 
 def preload() -> None:
@@ -47,6 +50,7 @@ def preload() -> None:
     # Every server asks how SGLang declares each seam: 1.5 s of parsing, whose answers a fork inherits.
     hooks.fingerprint()
     find_methods_in_classes()
+    pause_when_idle()
     fork_schedulers()
     # SGLang collects garbage before it measures memory: a million objects, 0.7 s, of which none is garbage.
     gc.collect()
@@ -64,6 +68,22 @@ def find_methods_in_classes() -> None:
         return 0 if isinstance(owner, type) else original(function, wrapped, owner)
 
     hook_registry._propagate_patch = propagate
+
+
+def pause_when_idle() -> None:
+    """SGLang's idle schedulers and its controller of data ranks ask for requests without a pause: each would
+    take one of two cores from a server that works."""
+    from sglang.srt.managers import data_parallel_controller
+    from sglang.srt.managers.scheduler import Scheduler
+
+    receive = data_parallel_controller.sock_recv
+
+    def receive_or_wait(socket: Any, flags: int = 0) -> Any:
+        socket.poll(round(1000 * PAUSE))
+        return receive(socket, flags=flags)
+
+    data_parallel_controller.sock_recv = receive_or_wait
+    Scheduler.maybe_sleep_on_idle = lambda self: time.sleep(PAUSE)
 
 
 def fork_schedulers() -> None:
