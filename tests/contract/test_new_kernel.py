@@ -24,6 +24,12 @@ CHECKS = [
 FLAGS = ["-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts="]
 # The kernel's own, and those of all cards; one architecture of three.
 CHOSEN = f"({STEM} and not sm_10) or fresh or every_source"
+WRITE = """
+import json, pathlib, sys
+from sglang_glm53.kernels.cards import cards, markdown
+pathlib.Path(sys.argv[1]).write_text(markdown())
+print(json.dumps(cards()[sys.argv[2]].files()))
+"""
 # Each file is moved away for a process of its own, which has torch but nothing of this repository yet.
 LEAVE_OUT = """
 import json, os, sys
@@ -51,8 +57,8 @@ def _run(folder, *command):
 
 
 @pytest.fixture(scope="module")
-def copy(tmp_path_factory):
-    """The repository's files with the example's, and the document written as it says."""
+def example(tmp_path_factory):
+    """The repository's files with the example's, the document written; and the files that its card names."""
     folder = tmp_path_factory.mktemp("copy")
     names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in names.splitlines():
@@ -62,18 +68,22 @@ def copy(tmp_path_factory):
     for name, text in _examples().items():
         assert not (folder / name).exists(), name
         (folder / name).write_text(text)
-    code = f"from sglang_glm53.kernels.cards import markdown; open({DOCUMENT!r}, 'w').write(markdown())"
-    written = _run(folder, "-c", code)
+    written = _run(folder, "-c", WRITE, DOCUMENT, STEM)
     assert written.returncode == 0, written.stderr
-    return folder
+    return folder, json.loads(written.stdout)
 
 
-def test_it_touches_few_files(copy):
-    code = f"import json; from sglang_glm53.kernels.{STEM} import CARD; print(json.dumps(CARD.files()))"
-    found = json.loads(_run(copy, "-c", code).stdout)
-    assert set(found.values()) == set(_examples())
+@pytest.fixture
+def copy(example):
+    """The folder."""
+    return example[0]
+
+
+def test_it_touches_few_files(example):
+    files = example[1]
+    assert set(files.values()) == set(_examples())
     # With the document and the file of a feature that calls it.
-    assert len(found) + 2 <= MOST_FILES
+    assert len(files) + 2 <= MOST_FILES
 
 
 def test_it_passes_what_every_kernel_must(copy):
