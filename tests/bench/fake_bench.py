@@ -98,8 +98,8 @@ def stand_in(declared, run):
     """
     package = importlib.util.find_spec(declared.partition(".")[0]).submodule_search_locations[0]
     found = upstream.declaration(declared, Path(package))
-    assert found is not None and found.kind == "function", declared
-    signature = inspect.signature(eval(f"lambda {found.signature[1:-1]}: None"))
+    assert found is not None and found.startswith("function("), declared
+    signature = inspect.signature(eval(f"lambda {found.removeprefix('function(')[:-1]}: None"))
 
     def function(*arguments, **keywords):
         return run(**signature.bind(*arguments, **keywords).arguments)
