@@ -84,7 +84,7 @@ class Site:
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
         """A saved tensor takes its site along, and the hooks of the site's projections cannot be saved."""
-        return str, (f"site of {self.fusion}",)
+        return str, (f"site of {self.record.name}",)
 
     @functools.cached_property
     def layouts(self) -> tuple[ScaleLayout, ...] | Declined:
