@@ -12,7 +12,9 @@ from sglang.srt.state_capturer.indexer_topk import maybe_capture_indexer_topk
 
 from sglang_glm53.cpu.attention import ReferenceBackend, RowPlan
 from sglang_glm53.cpu.layout import quantise_index
-from sglang_glm53.kernels.indexer_topk import indexer_topk
+from sglang_glm53.kernels import indexer_topk as op
+from sglang_glm53.kernels.backend import choose
+from sglang_glm53.topk.selection import record
 
 # Bounds the per-head scores of one step, [requests, rows, heads, positions] float32.
 SCORE_BYTES = 32 << 20
@@ -27,7 +29,9 @@ def select(scores: torch.Tensor, lengths: torch.Tensor, k: int, **places: Any) -
     """
     # The kernel takes rows that start at multiples of 16 bytes.
     aligned = F.pad(scores, (0, -scores.shape[1] % 4))
-    return indexer_topk(aligned, lengths.to(torch.int32), k, **places).slots
+    how = choose(op.CARD.stem, aligned.device, op.declines(aligned, k))
+    record.ran[how] += 1
+    return op.indexer_topk(aligned, lengths.to(torch.int32), k, **places, how=how).slots
 
 
 def _project(
