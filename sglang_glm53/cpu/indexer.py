@@ -14,7 +14,7 @@ from sglang_glm53.cpu.attention import ReferenceBackend, RowPlan
 from sglang_glm53.cpu.layout import quantise_index
 from sglang_glm53.kernels import indexer_topk as op
 from sglang_glm53.kernels.backend import choose
-from sglang_glm53.topk.selection import record
+from sglang_glm53.topk.selection import is_on, record
 
 # Bounds the per-head scores of one step, [requests, rows, heads, positions] float32.
 SCORE_BYTES = 32 << 20
@@ -29,7 +29,8 @@ def select(scores: torch.Tensor, lengths: torch.Tensor, k: int, **places: Any) -
     """
     # The kernel takes rows that start at multiples of 16 bytes.
     aligned = F.pad(scores, (0, -scores.shape[1] % 4))
-    how = choose(op.CARD.stem, aligned.device, op.declines(aligned, k))
+    # There is no SGLang kernel to leave it to: switched off, it is torch's.
+    how = choose(op.CARD.stem, aligned.device, op.declines(aligned, k)) if is_on() else "torch"
     record.ran[how] += 1
     return op.indexer_topk(aligned, lengths.to(torch.int32), k, **places, how=how).slots
 

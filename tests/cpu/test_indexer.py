@@ -5,6 +5,7 @@ import torch
 
 from sglang_glm53.cpu.attention import RowPlan
 from sglang_glm53.cpu.indexer import _rows_by_count, _score, select
+from sglang_glm53.kernels import indexer_topk as op
 
 
 def select_one(scores: list[float], length: int, k: int) -> list[int]:
@@ -20,6 +21,17 @@ def test_select_takes_the_largest_lowest_position_first(k):
     lengths = torch.arange(1, 41) * 2
     expected = [select_one(row, n, k) for row, n in zip(scores.tolist(), lengths.tolist(), strict=True)]
     assert select(scores, lengths, k).tolist() == expected
+
+
+@pytest.mark.parametrize(("disable", "how"), [("", "emulated"), ("indexer_topk", "torch")])
+def test_the_switch_leaves_the_kernel_out(choose, monkeypatch, disable, how):
+    asked = []
+    monkeypatch.setattr(
+        op, "indexer_topk", lambda *_, how: asked.append(how) or op.Selection(None, None, None)
+    )
+    choose("emulated", disable=disable)
+    select(torch.zeros(1, 4), torch.tensor([4]), 2)
+    assert asked == [how]
 
 
 @pytest.mark.parametrize("length", [0, 1, 4, 5])
