@@ -393,8 +393,8 @@ __global__ void __launch_bounds__(kThreads)
 
   const Element* logits = static_cast<const Element*>(params.logits) + row * params.logits_stride;
   const LogitSlice slice = slice_of_row(logits, start, length, params.width, rank, ranks);
-  TopkRow<Element, kThreads> selection{params, shared, cache, slice, row, rank, ranks,
-                                       min(slice.words, params.cache_words)};
+  TopkRow<Element, kThreads> selection{params, shared, cache, slice,
+                                       row,    rank,   ranks, min(slice.words, params.cache_words)};
   if (length <= params.k) {
     selection.write_whole();
   } else {

@@ -8,13 +8,14 @@
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
+
 #include <glm53/launch.cuh>
 
 // `type name` in shared memory.
 #define GLM53_SHARED(type, name) __shared__ type name
 // `type* name`: the launch's dynamic shared memory.
-#define GLM53_DYNAMIC_SHARED(type, name)                             \
-  extern __shared__ __align__(16) unsigned char name##_bytes_[];     \
+#define GLM53_DYNAMIC_SHARED(type, name)                         \
+  extern __shared__ __align__(16) unsigned char name##_bytes_[]; \
   type* name = reinterpret_cast<type*>(name##_bytes_)
 #else
 #include <emulation/emulation.h>

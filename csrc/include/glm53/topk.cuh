@@ -55,8 +55,12 @@ __device__ __forceinline__ LogitSlice slice_of_row(const Element* row, std::uint
   const std::uint32_t words = (head + length + kInWord - 1) / kInWord;
   const std::uint32_t share = (words + ranks - 1) / ranks;
   const std::uint32_t first = min(rank * share, words);
-  return {reinterpret_cast<const char*>(row + (start - head)), head, length, width - (start - head),
-          first, min(share, words - first)};
+  return {reinterpret_cast<const char*>(row + (start - head)),
+          head,
+          length,
+          width - (start - head),
+          first,
+          min(share, words - first)};
 }
 
 // The slice's word of that index; what lies past the row's memory is zero, and not read.
